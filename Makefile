@@ -1,0 +1,43 @@
+# Every target builds .venv itself when it is missing, or older than the files that define it.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "gradsieve needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY) ## compare all sparsifiers on virtual workers (1 minute)
+	$(BIN)/gradsieve demo
+
+test: $(READY) ## run the tests (under 10 minutes on 2 cores)
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not slow'
+
+test-all: $(READY) ## run the tests and the slow ones
+	$(BIN)/pytest -q -n 2 --dist worksteal
+
+check: $(READY) ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## apply the formatter and the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## measure the kernels, write benchmarks/data/kernels.csv
+	$(BIN)/gradsieve bench kernels --out benchmarks/data/kernels.csv
+
+clean: ## remove everything that was built
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests examples -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,126 @@
+"""The kernels, as functions: each checks its input once and hands over to torch's dispatcher.
+
+All work on flat, contiguous vectors. Residuals are float32; gradients may be float32, float64, float16 or
+bfloat16. Functions whose name ends in `_` change their first argument.
+"""
+
+import torch
+from torch import Tensor
+
+from gradsieve.ops import cpu, reference
+from gradsieve.ops.schema import BIN_SHIFT, BINS
+
+__all__ = [
+    "BINS",
+    "GRAD_DTYPES",
+    "accumulate_select_",
+    "all_finite",
+    "bin_edge",
+    "gather_clear_",
+    "log_histogram",
+    "scatter_update_",
+    "select_above",
+]
+
+GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+assert cpu and reference, "importing them registers the kernels"
+
+
+def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None = None) -> Tensor:
+    """Sorted int64 positions in `x` of all `|x[i]| >= threshold` with `start <= i < stop`; a NaN never is one.
+
+    >>> select_above(torch.tensor([1.0, -3.0, 2.0, float("nan")]), 2.0)
+    tensor([1, 2])
+    """
+    stop = x.numel() if stop is None else stop
+    _check_vector("x", x, GRAD_DTYPES)
+    _check_range(x, start, stop)
+    indices: Tensor = torch.ops.gradsieve.select_above(x, threshold, start, stop)
+    return indices
+
+
+def accumulate_select_(
+    residual: Tensor,
+    grad: Tensor,
+    threshold: float,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    backup: Tensor | None = None,
+    finite: Tensor | None = None,
+) -> Tensor:
+    """`residual += grad` everywhere, and the hits of `select_above` inside `[start, stop)`, in one pass.
+
+    `backup`, where given, receives the residual as it was before; it may be `grad` itself (float32 or float64),
+    so that a step can be taken back exactly without a further copy. `finite`, a one-element bool tensor, is set
+    to False if a sum is not finite and is otherwise left alone, so that several calls can share one.
+
+    >>> residual = torch.tensor([1.0, 1.0, 1.0])
+    >>> accumulate_select_(residual, torch.tensor([0.5, -4.0, 2.0]), 2.0, 0, 3)
+    tensor([1, 2])
+    >>> residual
+    tensor([ 1.5000, -3.0000,  3.0000])
+    """
+    stop = residual.numel() if stop is None else stop
+    _check_vector("residual", residual, (torch.float32,))
+    _check_vector("grad", grad, GRAD_DTYPES)
+    _check_range(residual, start, stop)
+    if grad.shape != residual.shape:
+        raise ValueError(f"grad must have residual's shape {tuple(residual.shape)}, got {tuple(grad.shape)}")
+    if backup is not None:
+        _check_vector("backup", backup, (torch.float32, torch.float64))
+        if backup.shape != residual.shape:
+            raise ValueError(f"backup must have residual's shape {tuple(residual.shape)}, got {tuple(backup.shape)}")
+    indices: Tensor = torch.ops.gradsieve.accumulate_select_(
+        residual, grad, threshold, start, stop, backup=backup, finite=finite
+    )
+    return indices
+
+
+def log_histogram(x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+    """How many `|x[i]|`, `start <= i < stop`, fall into each of `BINS` bins, 32 an octave: see `bin_edge`."""
+    stop = x.numel() if stop is None else stop
+    _check_vector("x", x, (torch.float32,))
+    _check_range(x, start, stop)
+    counts: Tensor = torch.ops.gradsieve.log_histogram(x, start, stop)
+    return counts
+
+
+def bin_edge(index: int) -> float:
+    """The smallest magnitude of bin `index`: `log_histogram(x)[index:].sum() == len(select_above(x, edge))`."""
+    return float(torch.tensor(index << BIN_SHIFT, dtype=torch.int32).view(torch.float32))
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    _check_vector("x", x, GRAD_DTYPES)
+    return bool(torch.ops.gradsieve.all_finite(x))
+
+
+def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
+    """Return `x[indices]` and set those elements of `x` to zero."""
+    _check_vector("x", x, GRAD_DTYPES)
+    values: Tensor = torch.ops.gradsieve.gather_clear_(x, indices)
+    return values
+
+
+def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Set `out` to zero but for `out[indices] = values`."""
+    _check_vector("out", out, GRAD_DTYPES)
+    if indices.shape != values.shape:
+        raise ValueError(f"values must have indices' shape {tuple(indices.shape)}, got {tuple(values.shape)}")
+    torch.ops.gradsieve.scatter_update_(out, indices, values)
+
+
+def _check_vector(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    if x.dim() != 1 or not x.is_contiguous():
+        raise ValueError(f"{name} must be a contiguous vector, got shape {tuple(x.shape)}, strides {x.stride()}")
+    if x.dtype not in dtypes:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} must be one of {known}, got {str(x.dtype).removeprefix('torch.')}")
+
+
+def _check_range(x: Tensor, start: int, stop: int) -> None:
+    if not 0 <= start <= stop <= x.numel():
+        raise ValueError(f"start and stop must satisfy 0 <= start <= stop <= {x.numel()}, got {start} and {stop}")

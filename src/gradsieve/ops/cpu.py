@@ -1,0 +1,267 @@
+"""The kernels for CPUs: one thread, one pass, no full-size temporary.
+
+Magnitudes are compared as integers: with its sign bit dropped a float32 orders like its bits, which vectorises
+where a float comparison that must respect NaN does not. NaNs lie above infinity and are left out at the end.
+A block is judged at once, by or-ing `bar - 1 - magnitude`, whose sign bit says "hit": Numba widens integers
+unless each result is cast back to 32 bits. Only blocks with a hit are looked at element by element.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from gradsieve.ops import reference
+from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY
+
+_BLOCK = 64
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY = np.int32(0x7F800000)
+_LARGEST = np.int32(0x7F7FFFFF)  # of all finite magnitudes
+_TILE = 4096  # elements summed before they are looked at: residual and gradient both fit the first cache
+_CHUNK = 1 << 16  # elements converted at a time where a gradient is not float32: stays in the cache
+
+Array = npt.NDArray[Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _kernel(function: F) -> F:
+    """Compile for this CPU on the first call, keep the machine code on disk, run without the GIL."""
+    compiled: F = numba.njit(nogil=True, cache=True)(function)
+    return compiled
+
+
+@intrinsic
+def _trailing_zeros(typing_context: Any, word: Any) -> tuple[Any, Any]:
+    """The position of the lowest bit that is set: one instruction, which Numba has no name for."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint32(types.uint32), code
+
+
+@_kernel
+def _select(bits: Array, bar: np.int32, start: int, stop: int, out: Array, count: int) -> tuple[int, int]:
+    """Fill `out` from position `start` on; returns the new count and where to go on when `out` is full."""
+    below = np.int32(bar - 1)
+    blocks = (stop - start) // _BLOCK
+    for i in range(blocks):
+        position = start + i * _BLOCK
+        if count + _BLOCK > out.size:
+            return count, position
+        block = bits[position : position + _BLOCK]
+        hit = np.int32(0)
+        for j in range(_BLOCK):
+            hit = np.int32(hit | np.int32(below - (block[j] & _MAGNITUDE)))
+        if hit < 0:
+            for first in range(0, _BLOCK, 32):
+                word = np.uint32(0)
+                for j in range(32):
+                    verdict = np.uint32(np.int32(below - (block[first + j] & _MAGNITUDE))) >> np.uint32(31)
+                    word = np.uint32(word | np.uint32(np.uint32(verdict) << np.uint32(j)))
+                while word != 0:
+                    j = first + np.int64(_trailing_zeros(word))
+                    out[count] = position + j
+                    count += np.int64((block[j] & _MAGNITUDE) <= _INFINITY)
+                    word = np.uint32(word & np.uint32(word - np.uint32(1)))
+    position = start + blocks * _BLOCK
+    if count + stop - position > out.size:
+        return count, position
+    for j in range(position, stop):
+        magnitude = bits[j] & _MAGNITUDE
+        if magnitude >= bar and magnitude <= _INFINITY:
+            out[count] = j
+            count += 1
+    return count, stop
+
+
+@_kernel
+def _any_non_finite(bits: Array) -> bool:
+    bad = np.int32(0)
+    for j in range(bits.size):
+        bad = np.int32(bad | np.int32(_LARGEST - (bits[j] & _MAGNITUDE)))
+    return bad < 0
+
+
+@_kernel
+def _accumulate(
+    residual: Array, bits: Array, grad: Array, swap: bool, bar: np.int32, start: int, stop: int, out: Array
+) -> tuple[int, int, bool]:
+    """Add `grad` tile by tile, looking at each tile's sums while they are in the cache.
+
+    `bits` is `residual` seen as integers; `swap` leaves the old residual in `grad`. Returns how many positions
+    in `[start, stop)` were hits, where to go on selecting when `out` is full, and whether all was finite.
+    """
+    count = 0
+    reached = start
+    finite = True
+    for first in range(0, residual.size, _TILE):
+        last = min(first + _TILE, residual.size)
+        r = residual[first:last]
+        g = grad[first:last]
+        if swap:
+            for j in range(r.size):
+                old = r[j]
+                r[j] = old + g[j]
+                g[j] = old
+        else:
+            for j in range(r.size):
+                r[j] += g[j]
+        if _any_non_finite(bits[first:last]):
+            finite = False
+        if reached >= first and reached < min(last, stop):
+            count, reached = _select(bits, bar, reached, min(last, stop), out, count)
+    return count, reached, finite
+
+
+@_kernel
+def _histogram(bits: Array, counts: Array) -> None:
+    for j in range(bits.size):
+        counts[(bits[j] & _MAGNITUDE) >> BIN_SHIFT] += 1
+
+
+@_kernel
+def _gather_clear(x: Array, indices: Array, values: Array) -> bool:
+    for j in range(indices.size):
+        i = indices[j]
+        if i < 0 or i >= x.size:
+            return False
+        values[j] = x[i]
+    for j in range(indices.size):
+        x[indices[j]] = 0
+    return True
+
+
+@_kernel
+def _scatter(out: Array, indices: Array, values: Array) -> bool:
+    for j in range(indices.size):
+        i = indices[j]
+        if i < 0 or i >= out.size:
+            return False
+        out[i] = values[j]
+    return True
+
+
+def _array(x: Tensor) -> Array:
+    array: Array = x.detach().numpy()
+    return array
+
+
+def _bits(x: Tensor) -> Array:
+    return _array(x).view(np.int32)
+
+
+def _bar(threshold: float) -> np.int32:
+    """The bits of the threshold, rounded to float32 as torch does when it compares a tensor with a number."""
+    if math.isnan(threshold):
+        return _MAGNITUDE
+    with np.errstate(over="ignore"):
+        rounded = np.float32(threshold)
+    return np.int32(0) if rounded <= 0 else rounded.view(np.int32)
+
+
+class _Hits:
+    """A buffer of positions, made for one hit in 64, that grows by half of its size where there are more."""
+
+    def __init__(self, looked_at: int) -> None:
+        self.positions = np.empty(looked_at // 64 + 2 * _BLOCK, np.int64)
+        self.count = 0
+
+    def take(self, bits: Array, bar: np.int32, start: int, stop: int) -> None:
+        while start < stop:
+            self.count, start = _select(bits, bar, start, stop, self.positions, self.count)
+            if start < stop:
+                self.positions.resize(self.positions.size * 3 // 2, refcheck=False)
+
+    def tensor(self) -> Tensor:
+        self.positions.resize(self.count, refcheck=False)
+        return torch.from_numpy(self.positions)
+
+
+def _chunks(start: int, stop: int) -> Iterator[slice]:
+    for first in range(start, stop, _CHUNK):
+        yield slice(first, min(first + _CHUNK, stop))
+
+
+def select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
+    if x.dtype != torch.float32:
+        parts = [reference.select_above(x, threshold, part.start, part.stop) for part in _chunks(start, stop)]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    hits = _Hits(stop - start)
+    hits.take(_bits(x), _bar(threshold), start, stop)
+    return hits.tensor()
+
+
+def accumulate_select_(
+    residual: Tensor,
+    grad: Tensor,
+    threshold: float,
+    start: int,
+    stop: int,
+    *,
+    backup: Tensor | None = None,
+    finite: Tensor | None = None,
+) -> Tensor:
+    sums, bits, bar, hits = _array(residual), _bits(residual), _bar(threshold), _Hits(stop - start)
+    swap = backup is not None and backup.data_ptr() == grad.data_ptr()
+    if grad.dtype == torch.float32 and (swap or backup is None):
+        added = _array(grad)
+        hits.count, reached, clean = _accumulate(sums, bits, added, swap, bar, start, stop, hits.positions)
+        hits.take(bits, bar, reached, stop)
+    else:
+        clean = True
+        for part in _chunks(0, residual.numel()):
+            added = _array(grad[part].to(torch.float32, copy=swap))
+            if backup is not None:
+                backup[part] = residual[part]
+            _, _, ok = _accumulate(sums[part], bits[part], added, False, bar, 0, 0, hits.positions)
+            clean = clean and ok
+            hits.take(bits, bar, max(start, part.start), min(stop, part.stop))
+    if finite is not None and not clean:
+        finite.fill_(False)
+    return hits.tensor()
+
+
+def log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
+    counts = np.zeros(BINS, np.int64)
+    _histogram(_bits(x)[start:stop], counts)
+    return torch.from_numpy(counts)
+
+
+def all_finite(x: Tensor) -> Tensor:
+    if x.dtype != torch.float32:
+        return torch.tensor(all(bool(reference.all_finite(x[part])) for part in _chunks(0, x.numel())))
+    return torch.tensor(not _any_non_finite(_bits(x)))
+
+
+def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
+    values = torch.empty(indices.shape, dtype=x.dtype)
+    if not _gather_clear(_array(x), _array(indices), _array(values)):
+        raise IndexError(f"indices must be in [0, {x.numel()}), got {_outside(indices, x)}")
+    return values
+
+
+def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    if out.dtype != torch.float32:
+        return reference.scatter_update_(out, indices, values)
+    out.zero_()
+    if not _scatter(_array(out), _array(indices), _array(values)):
+        raise IndexError(f"indices must be in [0, {out.numel()}), got {_outside(indices, out)}")
+    return None
+
+
+def _outside(indices: Tensor, x: Tensor) -> int:
+    return int(indices[(indices < 0) | (indices >= x.numel())][0])
+
+
+for _op in (select_above, accumulate_select_, log_histogram, all_finite, gather_clear_, scatter_update_):
+    LIBRARY.impl(_op.__name__, _op, "CPU")

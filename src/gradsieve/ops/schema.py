@@ -1,0 +1,69 @@
+"""The one list of kernels: their schemas, and what they return when only shapes are known.
+
+Which code runs is chosen by torch's dispatcher: `reference.py` on every device, `cpu.py` (Numba) where the
+tensors live on a CPU.
+"""
+
+import torch
+from torch import Tensor
+
+LIBRARY = torch.library.Library("gradsieve", "DEF")
+
+SCHEMAS = {
+    "select_above": "(Tensor x, float threshold, int start, int stop) -> Tensor",
+    "accumulate_select_": (
+        "(Tensor(a!) residual, Tensor grad, float threshold, int start, int stop, *, "
+        "Tensor(b!)? backup=None, Tensor(c!)? finite=None) -> Tensor"
+    ),
+    "log_histogram": "(Tensor x, int start, int stop) -> Tensor",
+    "all_finite": "(Tensor x) -> Tensor",
+    "gather_clear_": "(Tensor(a!) x, Tensor indices) -> Tensor",
+    "scatter_update_": "(Tensor(a!) out, Tensor indices, Tensor values) -> ()",
+}
+
+# A float32's sign is dropped and its highest 13 bits kept: 8 of exponent, 5 of mantissa, so 32 bins an octave,
+# each at most 3.2 % wide. Shifting bits needs no logarithm and no knowledge of the scale.
+BIN_SHIFT = 18
+BINS = 1 << (31 - BIN_SHIFT)
+
+for _name, _schema in SCHEMAS.items():
+    LIBRARY.define(_name + _schema)
+
+
+@torch.library.register_fake("gradsieve::select_above", lib=LIBRARY)
+def _(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
+@torch.library.register_fake("gradsieve::accumulate_select_", lib=LIBRARY)
+def _(
+    residual: Tensor,
+    grad: Tensor,
+    threshold: float,
+    start: int,
+    stop: int,
+    *,
+    backup: Tensor | None = None,
+    finite: Tensor | None = None,
+) -> Tensor:
+    return residual.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
+@torch.library.register_fake("gradsieve::log_histogram", lib=LIBRARY)
+def _(x: Tensor, start: int, stop: int) -> Tensor:
+    return x.new_empty(BINS, dtype=torch.int64)
+
+
+@torch.library.register_fake("gradsieve::all_finite", lib=LIBRARY)
+def _(x: Tensor) -> Tensor:
+    return x.new_empty((), dtype=torch.bool)
+
+
+@torch.library.register_fake("gradsieve::gather_clear_", lib=LIBRARY)
+def _(x: Tensor, indices: Tensor) -> Tensor:
+    return x.new_empty(indices.shape)
+
+
+@torch.library.register_fake("gradsieve::scatter_update_", lib=LIBRARY)
+def _(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    return None
