@@ -24,7 +24,7 @@ __all__ = [
 
 GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-assert cpu and reference, "importing them registers the kernels"
+_REGISTERED = (reference, cpu)  # importing them did it
 
 
 def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None = None) -> Tensor:
@@ -71,7 +71,9 @@ def accumulate_select_(
     if backup is not None:
         _check_vector("backup", backup, (torch.float32, torch.float64))
         if backup.shape != residual.shape:
-            raise ValueError(f"backup must have residual's shape {tuple(residual.shape)}, got {tuple(backup.shape)}")
+            raise ValueError(
+                f"backup must have residual's shape {tuple(residual.shape)}, got {tuple(backup.shape)}"
+            )
     indices: Tensor = torch.ops.gradsieve.accumulate_select_(
         residual, grad, threshold, start, stop, backup=backup, finite=finite
     )

@@ -8,7 +8,7 @@ unless each result is cast back to 32 bits. Only blocks with a hit are looked at
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -35,18 +35,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _kernel(function: F) -> F:
     """Compile for this CPU on the first call, keep the machine code on disk, run without the GIL."""
-    compiled: F = numba.njit(nogil=True, cache=True)(function)
-    return compiled
+    return cast(F, numba.njit(nogil=True, cache=True)(function))
 
 
-@intrinsic
-def _trailing_zeros(typing_context: Any, word: Any) -> tuple[Any, Any]:
+def _trailing_zeros_code(typing_context: Any, word: Any) -> tuple[Any, Any]:
     """The position of the lowest bit that is set: one instruction, which Numba has no name for."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint32(types.uint32), code
+
+
+_trailing_zeros: Any = intrinsic(_trailing_zeros_code)
 
 
 @_kernel
@@ -69,9 +70,9 @@ def _select(bits: Array, bar: np.int32, start: int, stop: int, out: Array, count
                     verdict = np.uint32(np.int32(below - (block[first + j] & _MAGNITUDE))) >> np.uint32(31)
                     word = np.uint32(word | np.uint32(np.uint32(verdict) << np.uint32(j)))
                 while word != 0:
-                    j = first + np.int64(_trailing_zeros(word))
-                    out[count] = position + j
-                    count += np.int64((block[j] & _MAGNITUDE) <= _INFINITY)
+                    place = first + np.int64(_trailing_zeros(word))
+                    out[count] = position + place
+                    count += (block[place] & _MAGNITUDE) <= _INFINITY
                     word = np.uint32(word & np.uint32(word - np.uint32(1)))
     position = start + blocks * _BLOCK
     if count + stop - position > out.size:
@@ -89,7 +90,7 @@ def _any_non_finite(bits: Array) -> bool:
     bad = np.int32(0)
     for j in range(bits.size):
         bad = np.int32(bad | np.int32(_LARGEST - (bits[j] & _MAGNITUDE)))
-    return bad < 0
+    return bool(bad < 0)
 
 
 @_kernel

@@ -4,6 +4,8 @@ Which code runs is chosen by torch's dispatcher: `reference.py` on every device,
 tensors live on a CPU.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,17 +28,12 @@ SCHEMAS = {
 BIN_SHIFT = 18
 BINS = 1 << (31 - BIN_SHIFT)
 
-for _name, _schema in SCHEMAS.items():
-    LIBRARY.define(_name + _schema)
 
-
-@torch.library.register_fake("gradsieve::select_above", lib=LIBRARY)
-def _(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
+def _fake_select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
     return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
 
 
-@torch.library.register_fake("gradsieve::accumulate_select_", lib=LIBRARY)
-def _(
+def _fake_accumulate_select_(
     residual: Tensor,
     grad: Tensor,
     threshold: float,
@@ -46,24 +43,34 @@ def _(
     backup: Tensor | None = None,
     finite: Tensor | None = None,
 ) -> Tensor:
-    return residual.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+    return _fake_select_above(residual, threshold, start, stop)
 
 
-@torch.library.register_fake("gradsieve::log_histogram", lib=LIBRARY)
-def _(x: Tensor, start: int, stop: int) -> Tensor:
+def _fake_log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
     return x.new_empty(BINS, dtype=torch.int64)
 
 
-@torch.library.register_fake("gradsieve::all_finite", lib=LIBRARY)
-def _(x: Tensor) -> Tensor:
+def _fake_all_finite(x: Tensor) -> Tensor:
     return x.new_empty((), dtype=torch.bool)
 
 
-@torch.library.register_fake("gradsieve::gather_clear_", lib=LIBRARY)
-def _(x: Tensor, indices: Tensor) -> Tensor:
+def _fake_gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
     return x.new_empty(indices.shape)
 
 
-@torch.library.register_fake("gradsieve::scatter_update_", lib=LIBRARY)
-def _(out: Tensor, indices: Tensor, values: Tensor) -> None:
+def _fake_scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     return None
+
+
+FAKES: dict[str, Callable[..., Tensor | None]] = {
+    "select_above": _fake_select_above,
+    "accumulate_select_": _fake_accumulate_select_,
+    "log_histogram": _fake_log_histogram,
+    "all_finite": _fake_all_finite,
+    "gather_clear_": _fake_gather_clear_,
+    "scatter_update_": _fake_scatter_update_,
+}
+
+for _name, _schema in SCHEMAS.items():
+    LIBRARY.define(_name + _schema)
+    torch.library.register_fake(f"gradsieve::{_name}", FAKES[_name], lib=LIBRARY)

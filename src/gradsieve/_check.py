@@ -1,0 +1,42 @@
+"""Checks of what users pass in: each raises one sentence with the name, the rule and the value."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def fraction(name: str, value: Any) -> float:
+    """A number in (0, 1]."""
+    if not 0 < number(name, value) <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    if not 0 < number(name, value) < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return float(value)
+
+
+def number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def at_least(name: str, value: Any, smallest: int) -> int:
+    """A whole number that is not below `smallest`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < smallest:
+        raise ValueError(f"{name} must be at least {smallest}, got {value}")
+    return value
+
+
+def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
+    """One of the known values."""
+    known = list(known)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+    return value

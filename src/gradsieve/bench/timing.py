@@ -1,0 +1,96 @@
+"""Timing side by side: on a shared machine only ratios within one run mean anything."""
+
+import csv
+import io
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gradsieve.conditions import conditions
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured case, and its ratio to the case it is compared with in the same run."""
+
+    benchmark: str
+    case: str
+    n: int
+    density: float
+    workers: int
+    median: float
+    low: float  # a fifth of the repetitions were below
+    high: float  # a fifth were above
+    unit: str
+    against: str = ""
+    ratio: float = 1.0
+    goal: str = ""
+    met: str = ""  # yes, no, or empty where there is no goal
+
+    def with_ratio(
+        self, base: "Row", goal: str = "", at_most: float | None = None, at_least: float | None = None
+    ) -> "Row":
+        """This row compared with another; `at_least` asks how many times faster this one is."""
+        ratio = self.median / base.median if at_least is None else base.median / self.median
+        met = ""
+        if at_most is not None:
+            goal, met = f"<= {at_most:g}x", _yes(ratio <= at_most)
+        if at_least is not None:
+            goal, met = f">= {at_least:g}x faster", _yes(ratio >= at_least)
+        return Row(**{**asdict(self), "against": base.case, "ratio": ratio, "goal": goal, "met": met})
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+def side_by_side(
+    cases: Mapping[str, Callable[[], object]],
+    repeats: int,
+    *,
+    prepare: Callable[[], object] | None = None,
+    progress: Callable[[], object] | None = None,
+) -> dict[str, list[float]]:
+    """Milliseconds of each case, one after the other in every round; `prepare` runs before each, untimed.
+
+    The first round is not counted: it compiles, and touches memory for the first time.
+    """
+    times: dict[str, list[float]] = {case: [] for case in cases}
+    for round_ in range(repeats + 1):
+        for case, run in cases.items():
+            if prepare is not None:
+                prepare()
+            started = time.perf_counter()
+            run()
+            elapsed = (time.perf_counter() - started) * 1e3
+            if round_:
+                times[case].append(elapsed)
+        if progress is not None:
+            progress()
+    return times
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """Median, 20 % and 80 %."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    fifths = statistics.quantiles(values, n=5, method="inclusive")
+    return statistics.median(values), fifths[0], fifths[3]
+
+
+def write_csv(rows: list[Row], path: Path) -> None:
+    """All rows with the conditions they were measured under; the file appears whole or not at all."""
+    text = io.StringIO()
+    under = conditions()
+    writer = csv.DictWriter(text, [*asdict(rows[0]), *under], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        rounded = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(row).items()}
+        writer.writerow({**rounded, **under})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text.getvalue())
+    partial.replace(path)

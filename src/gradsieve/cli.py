@@ -1,0 +1,188 @@
+"""The command line: `gradsieve demo | bench | info`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gradsieve._check import at_least
+from gradsieve.conditions import conditions
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__
+)
+bench_app = typer.Typer(
+    no_args_is_help=True, help="Measure speed and memory; writes rows, compares within one run."
+)
+app.add_typer(bench_app, name="bench")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else.")]
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+@app.command()
+def demo(
+    workers: Annotated[int, typer.Option(help="How many virtual workers.")] = 8,
+    steps: Annotated[int, typer.Option(help="Training steps for each sparsifier.")] = 150,
+    density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.01,
+    sparsifiers: Annotated[str, typer.Option(help="Names, separated by commas; default: all.")] = "",
+    seed: Annotated[int, typer.Option(help="Same seed, same result.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train a small network with every sparsifier on virtual workers, and compare."""
+    from gradsieve.experiments.demo import Settings, compare, load_digits
+    from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
+
+    with _clear_errors():
+        settings = Settings(workers, steps, density, seed)
+        load_digits(workers, seed)
+        names = [name.strip() for name in sparsifiers.split(",")] if sparsifiers else list(SPARSIFIERS)
+        for name in names:
+            make_sparsifier(name)
+    with _progress(hidden=as_json) as progress:
+        task = progress.add_task("", total=len(names) * steps)
+
+        def advance(name: str, step: int) -> None:
+            progress.update(task, description=name, completed=names.index(name) * steps + step)
+
+        results = compare(names, settings, advance)
+    if as_json:
+        _print_json(
+            {
+                "settings": asdict(settings),
+                "results": [asdict(r) for r in results],
+                "conditions": conditions(),
+            }
+        )
+        return
+    table = Table(
+        title=f"{workers} virtual workers, {steps} steps, density {density:g} asked", title_justify="left"
+    )
+    table.add_column("sparsifier")
+    for heading in ("accuracy", "density", "worst step", "imbalance", "kB a step", "select ms"):
+        table.add_column(heading, justify="right")
+    for r in results:
+        table.add_row(
+            r.sparsifier,
+            f"{r.accuracy:.1%}",
+            f"{r.density:.4f}",
+            f"{r.worst_density:.4f}",
+            f"{r.imbalance:.2f}",
+            f"{r.ring_kilobytes:,.1f}",
+            f"{r.select_ms:.2f}",
+        )
+    console = Console(width=80)
+    console.print(table)
+    console.print(
+        "Digits of scikit-learn, 167,178 parameters. density: fraction of the gradient sent,\n"
+        "mean and worst step. imbalance: busiest worker against the mean. kB a step: what\n"
+        "a worker puts on the wire with ring collectives. select ms: accumulating and\n"
+        "selecting, the slowest worker.",
+        highlight=False,
+    )
+
+
+@bench_app.command()
+def kernels(
+    n: Annotated[int, typer.Option("--n", help="Elements of the gradient.")] = 25_000_000,
+    repeats: Annotated[int, typer.Option(help="Repetitions; medians are reported.")] = 15,
+    out: Annotated[Path | None, typer.Option(help="Write the rows to this CSV file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The kernels and a whole step of one worker against passes over the same memory."""
+    from gradsieve.bench.kernels import bench_kernels
+    from gradsieve.bench.timing import write_csv
+
+    with _clear_errors():
+        at_least("n", n, 1_000_000)
+        at_least("repeats", repeats, 1)
+        if out is not None and out.is_dir():
+            raise ValueError(f"out must be a file, got the folder {out}")
+    with _progress(hidden=as_json) as progress:
+        task = progress.add_task("", total=None)
+
+        def advance(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+
+        rows = bench_kernels(n, repeats, advance)
+    if out is not None:
+        write_csv(rows, out)
+    if as_json:
+        _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
+        return
+    table = Table(title=f"n = {n:,} float32, one thread, medians of {repeats}", title_justify="left")
+    for heading in ("case", "density", "P"):
+        table.add_column(heading)
+    for heading in ("median", "ratio", "goal", "met"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        unit = "ms" if row.unit == "ms" else ""
+        table.add_row(
+            row.case,
+            f"{row.density:g}",
+            str(row.workers),
+            f"{row.median:.2f}{unit}",
+            f"{row.ratio:.2f}",
+            row.goal,
+            row.met,
+        )
+    console = Console(width=80)
+    console.print(table)
+    console.print(
+        "ratio: to x.sum() for kernels that read, to residual.add_(grad) for those that\n"
+        "accumulate and for the step, to P = 1 for the selection. " + "; ".join(conditions().values()),
+        highlight=False,
+    )
+
+
+@app.command()
+def info(as_json: AsJson = False) -> None:
+    """Versions, machine, and the sparsifiers with their options."""
+    from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
+
+    known = {name: make_sparsifier(name).options() for name in SPARSIFIERS}
+    if as_json:
+        _print_json({"conditions": conditions(), "sparsifiers": known})
+        return
+    console = Console(width=80, highlight=False)
+    for name, value in conditions().items():
+        console.print(f"{name:<12}{value}")
+    console.print("sparsifiers")
+    for name, options in known.items():
+        console.print(f"  {name:<16}" + ", ".join(f"{key}={value!r}" for key, value in options.items()))
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Bad input, checked inside, ends in one sentence and exit code 2; a traceback is for our own mistakes."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        _refuse(str(error))
+
+
+def _refuse(sentence: str) -> NoReturn:
+    typer.echo(f"gradsieve: {sentence}", err=True)
+    raise typer.Exit(2)
+
+
+def _progress(hidden: bool) -> Progress:
+    columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True)
+
+
+def _print_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")

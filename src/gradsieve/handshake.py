@@ -1,0 +1,25 @@
+"""Before the first step: do all workers mean the same thing? If not, every one of them says where they differ."""
+
+import json
+from typing import Any
+
+import torch
+
+from gradsieve.collectives import AllGather, Program
+
+
+def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[None]:
+    """Compare the settings of all workers; raises the same error on each of them where they differ."""
+    text = json.dumps({"rank": rank, "world_size": world_size, **settings}, sort_keys=True, default=str)
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    replies = yield AllGather("handshake", own)
+    found = [json.loads(bytes(reply.tolist())) for reply in replies]
+    if len(found) != world_size:
+        raise ValueError(f"world_size must be the number of workers, {len(found)}, got {world_size}")
+    for position, theirs in enumerate(found):
+        if theirs["rank"] != position:
+            raise ValueError(f"rank must be the worker's place in the world, {position}, got {theirs['rank']}")
+        for name in sorted(found[0].keys() | theirs.keys()):
+            ours, other = found[0].get(name, "none"), theirs.get(name, "none")
+            if name != "rank" and ours != other:
+                raise ValueError(f"workers disagree on {name}: rank 0 has {ours}, rank {position} has {other}")

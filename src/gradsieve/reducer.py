@@ -1,0 +1,312 @@
+"""The reducer: one worker's residual and step counter, and the way of a gradient through a step."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve._check import at_least, fraction
+from gradsieve._version import __version__
+from gradsieve.collectives import Ledger, Program, watched
+from gradsieve.exchange import Exchanged
+from gradsieve.handshake import handshake
+from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
+from gradsieve.sparsifiers.dense import Dense
+
+STATE_VERSION = 1
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. Everything but `residual_norm`, bytes and seconds is the same on all workers."""
+
+    step: int
+    n: int
+    k: int  # the target: density * n
+    finite: bool  # False: some gradient was not finite, the step was called off
+    counts: list[int]  # how many positions each worker put forward
+    union: int  # how many positions the update covers
+    threshold: float | None
+    residual_norm: float | None  # None unless the reducer was made with measure=True
+    bytes_sent: int  # handed to collectives, padding included
+    ring_bytes: float  # what rings would put on the wire per worker
+    collectives: int
+    seconds: dict[str, float]  # by phase: accumulate, select, write, communicate
+
+    @property
+    def selected(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def density(self) -> float:
+        """The fraction of the gradient that the update covers."""
+        return self.union / self.n
+
+    @property
+    def imbalance(self) -> float:
+        """`max(counts) * world_size / sum(counts)`: 1 is perfect; it is the padding factor of an all-gather."""
+        return max(self.counts) * len(self.counts) / self.selected if self.selected else 1.0
+
+    @property
+    def buildup(self) -> float:
+        """Positions sent for each one asked for."""
+        return self.union / self.k
+
+
+class SparseReducer:
+    """Turns the workers' gradients into one sparse mean, and keeps what was not sent for later steps.
+
+    Args:
+        sparsifier: a `Sparsifier` object; each reducer needs its own.
+        density: the fraction of the gradient that all workers together send in a step, in (0, 1]. At 1, and for
+            vectors so short that k = n, every sparsifier sends everything.
+        rank, world_size: which worker this is, and how many there are.
+        sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
+            one tensor.
+        measure: whether reports contain the residual's norm, which costs one more pass over it.
+
+    >>> from gradsieve import VirtualWorld, make_sparsifier
+    >>> world = VirtualWorld(2)
+    >>> reducers = [SparseReducer(make_sparsifier("topk"), 0.25, rank=r, world_size=2) for r in range(2)]
+    >>> grads = [torch.tensor([4.0, 1.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, -6.0, 1.0])]
+    >>> world.run([reducer.reduce(grad) for reducer, grad in zip(reducers, grads)])[0]
+    tensor([ 2.,  0., -3.,  0.])
+    >>> reducers[0].residual
+    tensor([0., 1., 0., 1.])
+    """
+
+    def __init__(
+        self,
+        sparsifier: Sparsifier,
+        density: float = 1e-3,
+        *,
+        rank: int,
+        world_size: int,
+        sizes: Sequence[int] | None = None,
+        measure: bool = True,
+    ) -> None:
+        if not isinstance(sparsifier, Sparsifier):
+            raise TypeError(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
+        if getattr(sparsifier, "_taken", False):
+            raise ValueError("sparsifier must belong to one reducer only, got one that is in use: make another")
+        self.density = fraction("density", density)
+        at_least("world_size", world_size, 1)
+        if not 0 <= at_least("rank", rank, 0) < world_size:
+            raise ValueError(f"rank must be below world_size {world_size}, got {rank}")
+        sparsifier._taken = True  # type: ignore[attr-defined]
+        self.sparsifier = sparsifier
+        self.rank, self.world_size, self.measure = rank, world_size, measure
+        self.sizes = None if sizes is None else list(sizes)
+        self.step = 0
+        self.ledger = Ledger()
+        self._residual: Tensor | None = None
+        self._dtype: torch.dtype | None = None
+        self._agreed = False
+        self._report: StepReport | None = None
+        self._everything = Dense()
+
+    @property
+    def residual(self) -> Tensor:
+        """What was not sent yet: one flat float32 vector, this reducer's own."""
+        if self._residual is None:
+            raise RuntimeError("residual does not exist before the first step")
+        return self._residual
+
+    def reduce(self, grad: Tensor, out: Tensor | None = None) -> Program[Tensor]:
+        """One step of this worker, as a program: hand it to a world, whose `run` returns the update.
+
+        The update, the mean over workers of what was sent and zero elsewhere, is written to `out`, which may be
+        `grad` itself (then no memory is needed beyond residual and gradient); by default to a new tensor. If any
+        worker's gradient is not finite, the update is NaN on all of them and all else stays as it was.
+        """
+        out = self._check(grad, out)
+        self.ledger = Ledger()
+        return watched(self._reduce(grad.detach(), out), self.ledger, self.world_size)
+
+    def end_step(self) -> StepReport:
+        """The report of the step that was just run."""
+        if self._report is None:
+            raise RuntimeError("end_step() needs a finished reduce() before it")
+        report, self._report = self._report, None
+        return report
+
+    def _reduce(self, grad: Tensor, out: Tensor) -> Program[Tensor]:
+        acc = self._open(grad)
+        if not self._agreed:
+            yield from handshake(self.rank, self.world_size, self._settings())
+            self._agreed = True
+        clock = _Clock(self.ledger)
+        step = self._step()
+        sparsifier = self.sparsifier if step.k < step.n else self._everything
+        before = out if out.element_size() >= _FLOAT32 else torch.empty_like(acc)
+        finite = torch.tensor(True, device=acc.device)
+        done = False
+        try:
+            window = sparsifier.window(step)
+            hits = ops.accumulate_select_(acc, grad, *window, backup=before, finite=finite)
+            pulse = acc.new_zeros(1)
+            if not finite:
+                # No algorithm ever sees a value that is not finite: this worker takes part with its old residual
+                # and tells the others through the pulse.
+                acc.copy_(before)
+                hits = ops.select_above(acc, *window)
+                pulse.fill_(math.nan)
+            clock.lap("accumulate")
+            picked = yield from sparsifier.select(acc, hits, step)
+            clock.lap("select")
+            sent = yield from sparsifier.exchange(acc, picked, pulse, step)
+            if sent.finite:
+                sparsifier.settle_(acc, before)
+                _write_(out, sent)
+                sparsifier.observe(sent, step)
+            else:
+                acc.copy_(before)
+                out.fill_(math.nan)
+            done = True
+        finally:
+            if not done:  # a worker failed, or the world gave up: as if the step had not begun
+                acc.copy_(before)
+        clock.lap("write")
+        self._report = self._make_report(step, sparsifier, sent, clock)
+        self.step += sent.finite
+        return out
+
+    def _make_report(self, step: Step, sparsifier: Sparsifier, sent: Exchanged, clock: "_Clock") -> StepReport:
+        total = self.ledger.total
+        return StepReport(
+            step=step.index,
+            n=step.n,
+            k=step.k,
+            finite=sent.finite,
+            counts=sent.counts,
+            union=sent.union,
+            threshold=sparsifier.threshold_in_use,
+            residual_norm=float(self.residual.norm()) if self.measure else None,
+            bytes_sent=total.handed_bytes,
+            ring_bytes=total.ring_bytes,
+            collectives=total.calls,
+            seconds={**clock.seconds, "communicate": total.seconds},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's whole state: plain numbers, strings, lists and tensors."""
+        return {
+            "version": STATE_VERSION,
+            "sparsifier": _name_of(self.sparsifier),
+            "options": self.sparsifier.options(),
+            "density": self.density,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "n": 0 if self._residual is None else len(self._residual),
+            "step": self.step,
+            "residual": torch.empty(0) if self._residual is None else self._residual.clone(),
+            "state": {} if self._residual is None else self.sparsifier.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and vector."""
+        state = dict(state_dict)
+        own = self.state_dict()
+        if set(state) != set(own):
+            raise ValueError(f"state must have the keys {sorted(own)}, got {sorted(state)}")
+        for name in ("version", "sparsifier", "options", "rank", "world_size"):
+            if state[name] != own[name]:
+                raise ValueError(f"state must have this reducer's {name}, {own[name]}, got {state[name]}")
+        if self._residual is not None and state["n"] != own["n"]:
+            raise ValueError(f"state must have this reducer's n, {own['n']}, got {state['n']}")
+        residual, n = state["residual"], at_least("n", state["n"], 0)
+        if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
+            raise ValueError(f"residual must be a float32 vector of {n} elements, got {residual!r}")
+        density, step = fraction("density", state["density"]), at_least("step", state["step"], 0)
+        if n:
+            self.density, self.step = density, step
+            self._allocate(n, residual.device)
+            self.sparsifier.load_state_dict(state["state"])
+            self.residual.copy_(residual)
+        self.density, self.step, self._agreed = density, step, False
+
+    def _check(self, grad: Tensor, out: Tensor | None) -> Tensor:
+        if not isinstance(grad, Tensor) or grad.dtype not in ops.GRAD_DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in ops.GRAD_DTYPES)
+            raise TypeError(f"grad must be a tensor of one of {known}, got {_kind(grad)}")
+        if grad.dim() != 1 or not grad.is_contiguous() or len(grad) == 0:
+            raise ValueError(
+                f"grad must be a contiguous vector with an element at least, got shape {tuple(grad.shape)}"
+            )
+        if self._residual is not None and len(grad) != len(self._residual):
+            raise ValueError(f"grad must have n = {len(self._residual)} elements as before, got {len(grad)}")
+        if self._dtype is not None and grad.dtype != self._dtype:
+            raise TypeError(f"grad must stay {_kind(torch.empty(0, dtype=self._dtype))}, got {_kind(grad)}")
+        if self.sizes is not None and sum(self.sizes) != len(grad):
+            raise ValueError(f"sizes must add up to n = {len(grad)}, got {sum(self.sizes)}")
+        if out is None:
+            return torch.empty_like(grad)
+        if out.shape != grad.shape or out.dtype != grad.dtype or not out.is_contiguous():
+            raise ValueError(
+                f"out must be a contiguous {_kind(grad)} vector of {len(grad)}, got {_kind(out)} {tuple(out.shape)}"
+            )
+        return out.detach()
+
+    def _open(self, grad: Tensor) -> Tensor:
+        self._dtype = grad.dtype
+        if self._residual is None:
+            self._allocate(len(grad), grad.device)
+        return self.residual
+
+    def _allocate(self, n: int, device: torch.device) -> None:
+        self._residual = torch.zeros(n, device=device)
+        self.sparsifier.setup(self._step(), self.sizes or [n])
+
+    def _step(self) -> Step:
+        n = len(self.residual)
+        return Step(self.step, n, min(n, max(1, round(self.density * n))), self.rank, self.world_size)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "gradsieve": __version__,
+            "sparsifier": _name_of(self.sparsifier),
+            **{f"{_name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
+            "density": self.density,
+            "n": len(self.residual),
+            "dtype": str(self._dtype),
+            "sizes": self.sizes,
+            "step": self.step,
+            "state": self.sparsifier.fingerprint(),
+        }
+
+
+class _Clock:
+    """Seconds by phase, without those spent waiting for replies."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.seconds: dict[str, float] = {}
+        self._last, self._waited = time.perf_counter(), ledger.total.seconds
+
+    def lap(self, phase: str) -> None:
+        now, waited = time.perf_counter(), self.ledger.total.seconds
+        self.seconds[phase] = now - self._last - (waited - self._waited)
+        self._last, self._waited = now, waited
+
+
+def _write_(out: Tensor, sent: Exchanged) -> None:
+    if sent.indices is None:
+        out.copy_(sent.values)
+        sent.values.zero_()  # the dense exchange leaves its mean in the accumulator
+    else:
+        ops.scatter_update_(out, sent.indices, sent.values)
+
+
+def _name_of(sparsifier: Sparsifier) -> str:
+    names = (name for name, known in SPARSIFIERS.items() if type(sparsifier) is known)
+    return next(names, type(sparsifier).__name__)
+
+
+def _kind(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else repr(x)

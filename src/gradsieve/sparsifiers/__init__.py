@@ -1,0 +1,44 @@
+"""Every sparsifier by its name. A new one is a file here and a line in `SPARSIFIERS`: see CONTRIBUTING.md."""
+
+from typing import Any
+
+from gradsieve._check import one_of
+from gradsieve.sparsifiers.base import Sparsifier, Step, Window
+from gradsieve.sparsifiers.cltk import CLTk
+from gradsieve.sparsifiers.deft import DEFT
+from gradsieve.sparsifiers.dense import Dense
+from gradsieve.sparsifiers.exdyna import ExDyna
+from gradsieve.sparsifiers.hard_threshold import HardThreshold
+from gradsieve.sparsifiers.micro import MiCRO
+from gradsieve.sparsifiers.randomk import RandomK
+from gradsieve.sparsifiers.sidco import SIDCo
+from gradsieve.sparsifiers.topk import TopK
+
+SPARSIFIERS: dict[str, type[Sparsifier]] = {
+    "dense": Dense,
+    "topk": TopK,
+    "randomk": RandomK,
+    "hard_threshold": HardThreshold,
+    "cltk": CLTk,
+    "sidco": SIDCo,
+    "micro": MiCRO,
+    "deft": DEFT,
+    "exdyna": ExDyna,
+}
+
+
+def make_sparsifier(name: str, **options: Any) -> Sparsifier:
+    """A sparsifier by name, with its options.
+
+    >>> make_sparsifier("cltk", beta=0.1)
+    CLTk(beta=0.1)
+    """
+    one_of("sparsifier", name, SPARSIFIERS)
+    made = SPARSIFIERS[name]
+    known = made().options()
+    for option in options:
+        one_of(f"option of {name}", option, known or ["(none)"])
+    return made(**options)
+
+
+__all__ = ["SPARSIFIERS", "Sparsifier", "Step", "Window", "make_sparsifier"]

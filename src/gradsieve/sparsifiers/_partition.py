@@ -1,0 +1,81 @@
+"""Blocks and partitions: who looks at which part of the gradient, and how that follows the work.
+
+The vector is cut into blocks of nearly equal size. A partition is a run of blocks, given by `bounds`: partition i
+holds the blocks `bounds[i] <= j < bounds[i + 1]`. Loads are integers, so that workers on different machines come to
+the same bounds.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MEMORY = 3  # a block's load keeps 7/8 of what it was: 1 - 2**-MEMORY
+UNIT = 1 << 16  # the load of one selected element, fine enough for the memory's divisions
+TOLERANCE = 1.05  # predicted imbalance below which the bounds stay as they are
+BLOCKS_A_WORKER = 4  # at least, whatever number of blocks was asked for
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`count` blocks of `n` elements; their sizes differ by at most one."""
+
+    n: int
+    count: int
+
+    def start(self, block: int) -> int:
+        """The first element of a block; of the one behind the last: n."""
+        return block * self.n // self.count
+
+    def counts(self, indices: Tensor) -> Tensor:
+        """How many of the indices lie in each block."""
+        return torch.bincount(((indices + 1) * self.count - 1) // self.n, minlength=self.count)
+
+
+def make_blocks(n: int, blocks: int, world_size: int) -> Blocks:
+    """As many blocks as asked for, but several a worker, and none of them empty."""
+    return Blocks(n, min(n, max(blocks, BLOCKS_A_WORKER * world_size)))
+
+
+def even_bounds(blocks: int, world_size: int) -> list[int]:
+    """Partitions of as many blocks each, as far as that goes."""
+    return [i * blocks // world_size for i in range(world_size + 1)]
+
+
+def learn(load: Tensor, counts: Tensor) -> Tensor:
+    """The load of every block after a step in which `counts` elements of it were selected."""
+    seen = counts * UNIT
+    return seen if not load.any() else load + ((seen - load) >> MEMORY)
+
+
+def rebalance(load: Tensor, bounds: list[int]) -> list[int]:
+    """Bounds under which all partitions have nearly the same load; the old ones while they are good enough.
+
+    All bounds are found at once, from the running sum of the loads, so a heavy partition's surplus reaches a
+    light one wherever that is.
+    """
+    blocks, parts = len(load), len(bounds) - 1
+    total = int(load.sum())
+    if total == 0 or parts > blocks:
+        return bounds
+    # Blocks in which nothing was selected are spread too: somebody has to read them.
+    weight = load * 64 + max(1, total // blocks)
+    before = torch.cat([weight.new_zeros(1), weight.cumsum(0)])
+    whole = int(before[-1])
+    heaviest = int(before[bounds].diff().max())
+    if heaviest * parts <= TOLERANCE * whole:
+        return bounds
+    targets = torch.arange(1, parts) * whole // parts
+    right = torch.searchsorted(before, targets).clamp(1, blocks)
+    nearer_left = targets - before[right - 1] < before[right] - targets
+    cuts = (right - nearer_left.long()).tolist()
+    return _at_least_one_block([0, *cuts, blocks])
+
+
+def _at_least_one_block(bounds: list[int]) -> list[int]:
+    """Push bounds apart where a single block is heavier than a whole share."""
+    last = len(bounds) - 1
+    blocks = bounds[last]
+    for i in range(1, last):
+        bounds[i] = min(max(bounds[i], bounds[i - 1] + 1), blocks - (last - i))
+    return bounds

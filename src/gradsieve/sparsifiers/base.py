@@ -1,0 +1,126 @@
+"""What a sparsifier is: it decides what to send; it never owns the residual, the step counter or a socket."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve import exchange
+from gradsieve.collectives import Program
+from gradsieve.exchange import Exchanged
+
+
+class Window(NamedTuple):
+    """What to look for while the gradient is accumulated: magnitudes >= threshold at `start <= i < stop`."""
+
+    threshold: float
+    start: int
+    stop: int
+
+
+NOTHING = Window(float("inf"), 0, 0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one worker."""
+
+    index: int  # from 0
+    n: int  # elements of the gradient
+    k: int  # how many of them all workers together should send
+    rank: int
+    world_size: int
+
+
+@dataclass(eq=False)
+class Sparsifier:
+    """Base of all sparsifiers.
+
+    A subclass is a dataclass whose fields are its options, checked in `__post_init__`. It implements `pick` (or
+    `select`, if it must talk before it can pick) and, where the default does not fit, `exchange`, `window` and
+    `observe`. A step calls, in this order,
+
+        window -> select -> exchange -> settle_ -> observe
+
+    and the last two only if every worker's gradient was finite. State belongs in attributes that `setup` creates
+    and that `SHARED` (the same on all workers) or `LOCAL` names; only `observe` may change them, so that a step
+    which is called off leaves no trace.
+    """
+
+    SHARED: ClassVar[tuple[str, ...]] = ()
+    LOCAL: ClassVar[tuple[str, ...]] = ()
+    EXCLUSIVE: ClassVar[bool] = False  # picks of different workers never overlap
+
+    def setup(self, step: Step, sizes: Sequence[int]) -> None:
+        """Create the state for vectors of `step.n` elements, the concatenation of tensors of these sizes."""
+
+    def window(self, step: Step) -> Window:
+        """What to find in the accumulating pass; `select` receives it as `hits`."""
+        return NOTHING
+
+    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
+        """The positions that this worker wants sent: sorted, int64, without repetition. `acc` is not changed."""
+        raise TypeError(f"{type(self).__name__} must implement pick")
+
+    def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
+        """As `pick`, as a program: for sparsifiers that need a collective to know what to pick."""
+        yield from ()
+        return self.pick(acc, hits, step)
+
+    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
+        """How picks are combined: one of the functions of `gradsieve.exchange`."""
+        return exchange.union(acc, picked, pulse)
+
+    def settle_(self, residual: Tensor, before: Tensor) -> None:
+        """Change the residual that is kept, knowing the one `before` this step."""
+
+    def observe(self, sent: Exchanged, step: Step) -> None:
+        """Learn from what was sent: the only place where state changes."""
+
+    @property
+    def threshold_in_use(self) -> float | None:
+        """The threshold the next step will use, for reports; None where there is none."""
+        return None
+
+    def options(self) -> dict[str, Any]:
+        """The constructor's arguments, by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All state, as plain numbers, lists and tensors."""
+        return {name: _plain_copy(getattr(self, name)) for name in self.SHARED + self.LOCAL}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of `state_dict()`; `setup` must have been called for the same vectors."""
+        known = set(self.SHARED + self.LOCAL)
+        if set(state_dict) != known:
+            raise ValueError(
+                f"state must have the keys {sorted(known)} of {type(self).__name__}, got {sorted(state_dict)}"
+            )
+        for name, value in state_dict.items():
+            setattr(self, name, _plain_copy(value))
+
+    def shared_state(self) -> dict[str, Any]:
+        """The part of the state that is the same on all workers."""
+        return {name: _plain_copy(getattr(self, name)) for name in self.SHARED}
+
+    def fingerprint(self) -> str:
+        """The shared state in a few characters, for comparing workers."""
+        text = json.dumps(self.shared_state(), default=lambda tensor: tensor.tolist(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain_copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return list(value) if isinstance(value, list) else value
+
+
+def largest(acc: Tensor, k: int) -> Tensor:
+    """The sorted positions of the k largest magnitudes."""
+    return torch.topk(acc.abs(), min(k, len(acc)), sorted=False).indices.sort().values

@@ -1,0 +1,106 @@
+"""DEFT: layers share out k by their norms, and workers share out the layers by the cost of sorting them.
+
+Yoon and Oh, "DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
+Sparsification", ICPP 2023.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradsieve import exchange
+from gradsieve.collectives import Broadcast, Program
+from gradsieve.exchange import Exchanged
+from gradsieve.sparsifiers.base import Sparsifier, Step, largest
+
+
+@dataclass(eq=False)
+class DEFT(Sparsifier):
+    """Worker r does a top-k_i in each piece of bin `(t + r) mod P`.
+
+    Leader `t mod P` derives both the k_i and the bins from its own accumulator and broadcasts them, so that the
+    k_i add up to at most k. (As released, every worker used norms of its own and the sum could overshoot.)
+    """
+
+    EXCLUSIVE: ClassVar[bool] = True
+
+    def setup(self, step: Step, sizes: Sequence[int]) -> None:
+        self._pieces = list(cut(sizes, step.world_size))
+
+    def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
+        plan = torch.zeros(2, len(self._pieces), dtype=torch.int64, device=acc.device)
+        leader = step.index % step.world_size
+        if step.rank == leader:
+            lengths = [stop - start for start, stop in self._pieces]
+            norms = [float(acc[start:stop].norm()) for start, stop in self._pieces]
+            picks = share_out(norms, lengths, step.k)
+            plan = torch.tensor([picks, pack(lengths, picks, step.world_size)], device=acc.device)
+        plan = yield Broadcast("plan", plan, leader)
+        picks, bins = plan.tolist()
+        mine = _bin_of(step.rank, step)
+        totals = [sum(k for k, bin in zip(picks, bins, strict=True) if bin == b) for b in range(step.world_size)]
+        self._counts = [totals[_bin_of(rank, step)] for rank in range(step.world_size)]
+        found = [
+            largest(acc[start:stop], k) + start
+            for (start, stop), k, bin in zip(self._pieces, picks, bins, strict=True)
+            if bin == mine and k > 0
+        ]
+        return torch.cat(found) if found else hits
+
+    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
+        return exchange.disjoint(acc, picked, pulse, self._counts)
+
+
+def _bin_of(rank: int, step: Step) -> int:
+    return (step.index + rank) % step.world_size
+
+
+def cut(sizes: Sequence[int], world_size: int) -> Iterator[tuple[int, int]]:
+    """Tensors as pieces `(start, stop)`; those larger than an even share become one piece a worker."""
+    offset, share = 0, sum(sizes) / world_size
+    for size in sizes:
+        parts = min(world_size, size) if size > share else 1
+        for i in range(parts):
+            start, stop = offset + i * size // parts, offset + (i + 1) * size // parts
+            if start < stop:
+                yield start, stop
+        offset += size
+
+
+def share_out(norms: Sequence[float], lengths: Sequence[int], k: int) -> list[int]:
+    """How many elements each piece may send: in proportion to its norm, at least 1, at most all, k in total.
+
+    Larger norms come first; what rounding or a full piece leaves over goes to those behind, and what is left in
+    the end to the first that has room.
+    """
+    picks = [0] * len(norms)
+    order = sorted(range(len(norms)), key=lambda i: (-norms[i], i))
+    left, norm_left = k, math.fsum(norms)
+    for i in order:
+        wanted = int(left * norms[i] / norm_left) if norm_left > 0 else 0
+        picks[i] = min(max(wanted, 1), lengths[i], left)
+        left -= picks[i]
+        norm_left -= norms[i]
+    for i in order:
+        more = min(lengths[i] - picks[i], left)
+        picks[i] += more
+        left -= more
+    return picks
+
+
+def pack(lengths: Sequence[int], picks: Sequence[int], world_size: int) -> list[int]:
+    """The bin of each piece: the costliest first, each to the bin that has least to do.
+
+    A piece costs `length * log2(k_i + 1)`, the time of its top-k (as released `log2(k_i)`, by which a piece with
+    one pick was free); one that is sent whole needs no sort.
+    """
+    costs = [0.0 if k == length else length * math.log2(k + 1) for length, k in zip(lengths, picks, strict=True)]
+    bins, filled = [0] * len(costs), [0.0] * world_size
+    for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        bins[i] = filled.index(min(filled))
+        filled[bins[i]] += costs[i]
+    return bins

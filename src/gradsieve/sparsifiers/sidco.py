@@ -1,0 +1,119 @@
+"""SIDCo: the threshold is read off a distribution fitted to the accumulator, in several stages.
+
+Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed Training
+Systems", MLSys 2021.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import scipy.special
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve._check import at_least, one_of
+from gradsieve.exchange import Exchanged
+from gradsieve.sparsifiers.base import Sparsifier, Step
+
+FIRST_STAGE = 0.25  # the density that the first of several stages aims at
+ADAPT_EVERY = 5  # steps whose actual densities are averaged before the number of stages changes
+TOO_MANY, TOO_FEW = 1.2, 0.8
+
+
+@dataclass(eq=False)
+class SIDCo(Sparsifier):
+    """`S_r = {i: |acc_r[i]| > threshold_r}`, each worker with its own fit and its own number of stages.
+
+    distribution: "exponential", "pareto" (generalized) or "gamma" (first stage; later ones are Pareto).
+    stages: how many to begin with. adapt: whether to change that number after every 5 steps.
+    """
+
+    distribution: str = "exponential"
+    stages: int = 1
+    adapt: bool = True
+    LOCAL: ClassVar[tuple[str, ...]] = ("current_stages", "ratio_sum", "ratio_count")
+
+    def __post_init__(self) -> None:
+        one_of("distribution", self.distribution, FIRST)
+        at_least("stages", self.stages, 1)
+
+    def setup(self, step: Step, sizes: Sequence[int]) -> None:
+        self.current_stages = self.stages
+        self.ratio_sum = 0.0
+        self.ratio_count = 0
+
+    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
+        threshold = fit_threshold(acc.abs(), step.k / step.n, self.current_stages, self.distribution)
+        # The kernel selects >=, the paper >: the next float32 makes them the same.
+        return ops.select_above(acc, float(np.nextafter(np.float32(threshold), np.float32(np.inf))))
+
+    def observe(self, sent: Exchanged, step: Step) -> None:
+        self.ratio_sum += sent.counts[step.rank] / step.k
+        self.ratio_count += 1
+        if not self.adapt or self.ratio_count < ADAPT_EVERY:
+            return
+        mean = self.ratio_sum / self.ratio_count
+        change = -1 if mean > TOO_MANY else 1 if mean < TOO_FEW else 0
+        most = max(1, math.ceil(math.log2(step.n / step.k)))
+        self.current_stages = min(max(self.current_stages + change, 1), most)
+        self.ratio_sum, self.ratio_count = 0.0, 0
+
+
+def fit_threshold(x: Tensor, density: float, stages: int, distribution: str) -> float:
+    """The threshold that `density` of the magnitudes x should exceed; infinite if x is all zero."""
+    scale = float(x.max())
+    if scale == 0:
+        return math.inf
+    x = x / scale  # moments of very large or very small magnitudes would leave float32's range
+    several = stages > 1 and density < FIRST_STAGE
+    threshold = FIRST[distribution](x, FIRST_STAGE if several else density)
+    if several:
+        share = (density / FIRST_STAGE) ** (1 / (stages - 1))
+        later = _exponential if distribution == "exponential" else _pareto
+        for _ in range(stages - 1):
+            tail = x[x > threshold]
+            if len(tail) < 2:  # nothing left to fit
+                break
+            start = float(tail.min())
+            threshold = start + later(tail - start, share)
+    return threshold * scale
+
+
+def _exponential(x: Tensor, q: float) -> float:
+    return -_mean(x) * math.log(q)
+
+
+def _pareto(x: Tensor, q: float) -> float:
+    mean, variance = _mean(x), float(x.double().var(correction=0))
+    if variance == 0:
+        return _exponential(x, q)
+    c = mean * mean / variance
+    shape, scale = (c - 1) / 2, mean * (c + 1) / 2
+    return scale * (-math.log(q) if abs(shape) < 1e-9 else (1 - q**shape) / shape)
+
+
+def _gamma(x: Tensor, q: float) -> float:
+    everything = len(x)
+    x = x[x > 0]  # a logarithm of zero would hide all others
+    q = min(1.0, q * everything / len(x))
+    mean = _mean(x)
+    s = math.log(mean) - _mean(x.log())
+    if s <= 0:  # all equal: the fit degenerates to a point
+        return mean
+    a = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
+    return mean / a * float(scipy.special.gammaincinv(a, 1 - q))
+
+
+def _mean(x: Tensor) -> float:
+    return float(x.mean(dtype=torch.float64))
+
+
+FIRST: dict[str, Callable[[Tensor, float], float]] = {
+    "exponential": _exponential,
+    "pareto": _pareto,
+    "gamma": _gamma,
+}

@@ -1,0 +1,8 @@
+"""Where programs run: over a process group, or as virtual workers in one process."""
+
+from gradsieve.worlds.base import World
+from gradsieve.worlds.meter import Meter
+from gradsieve.worlds.process_group import ProcessGroupWorld
+from gradsieve.worlds.virtual import VirtualWorld, WorkersDiverged
+
+__all__ = ["Meter", "ProcessGroupWorld", "VirtualWorld", "WorkersDiverged", "World"]

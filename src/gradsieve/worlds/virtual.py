@@ -1,0 +1,106 @@
+"""N workers in one process: their programs run in lock-step, without threads, and always in the same order."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from gradsieve.collectives import AllGather, AllReduce, Broadcast, Collective, Program
+
+T = TypeVar("T")
+
+
+class WorkersDiverged(RuntimeError):
+    """Workers asked for different collectives at the same time: a real process group would hang or mix data."""
+
+
+class VirtualWorld:
+    """Answers the collectives of `size` programs.
+
+    >>> def program(rank):
+    ...     total = yield AllReduce("sum", torch.tensor([float(rank)]))
+    ...     return total.item()
+    >>> VirtualWorld(3).run([program(0), program(1), program(2)])
+    [3.0, 3.0, 3.0]
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        self.size = size
+
+    def run(self, programs: Sequence[Program[T]]) -> list[T]:
+        """Run one program a worker to its end; returns their results in rank order."""
+        if len(programs) != self.size:
+            raise ValueError(f"programs must be one for each of {self.size} workers, got {len(programs)}")
+        try:
+            return self._run(programs)
+        finally:
+            for program in programs:
+                program.close()
+
+    def _run(self, programs: Sequence[Program[T]]) -> list[T]:
+        replies: list[Any] = [None] * self.size
+        step = 0
+        while True:
+            calls: dict[int, Collective] = {}
+            results: dict[int, T] = {}
+            for rank, program in enumerate(programs):
+                try:
+                    calls[rank] = program.send(replies[rank])
+                except StopIteration as stop:
+                    results[rank] = stop.value
+            if len(results) == self.size:
+                return [results[rank] for rank in range(self.size)]
+            described = [_describe(calls[rank]) if rank in calls else "finished" for rank in range(self.size)]
+            _check_same(described, step)
+            replies = self._answer([calls[rank] for rank in range(self.size)])
+            step += 1
+
+    def _answer(self, calls: list[Collective]) -> list[Any]:
+        first = calls[0]
+        tensors = [call.tensor for call in calls]
+        if isinstance(first, AllReduce):
+            total = tensors[0].clone()
+            for tensor in tensors[1:]:
+                total += tensor
+            return [tensor.copy_(total) for tensor in tensors]
+        if isinstance(first, Broadcast):
+            sent = tensors[first.root].clone()
+            return [tensor.copy_(sent) for tensor in tensors]
+        _check_lengths(calls)
+        return [[tensor.clone() for tensor in tensors] for _ in calls]
+
+
+def _describe(call: Collective) -> str:
+    """All that must agree between the workers, in words."""
+    tensor = call.tensor
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape: list[Any] = list(tensor.shape)
+    extra = ""
+    if isinstance(call, Broadcast):
+        extra = f", root {call.root}"
+    elif isinstance(call, AllGather):
+        shape[0] = "any"
+        extra = "" if call.lengths is None else f", lengths {list(call.lengths)}"
+    return f"{type(call).__name__}({call.tag!r}, {dtype} {shape}{extra})"
+
+
+def _check_same(described: list[str], step: int) -> None:
+    for rank, words in enumerate(described):
+        if words != described[0]:
+            raise WorkersDiverged(
+                f"workers diverged at collective {step}: worker 0 {_asked(described[0])}, "
+                f"worker {rank} {_asked(words)}"
+            )
+
+
+def _asked(words: str) -> str:
+    return words if words == "finished" else f"asked for {words}"
+
+
+def _check_lengths(calls: list[Collective]) -> None:
+    for rank, call in enumerate(calls):
+        assert isinstance(call, AllGather)
+        if call.lengths is not None and len(call.tensor) != call.lengths[rank]:
+            raise WorkersDiverged(
+                f"worker {rank} handed {len(call.tensor)} rows to {call.tag!r}, announced were {call.lengths[rank]}"
+            )
