@@ -6,14 +6,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradsieve import exchange, ops
+from gradsieve import exchange
 from gradsieve._check import one_of
-from gradsieve.collectives import AllReduce, Program
+from gradsieve.collectives import Program
 from gradsieve.exchange import Exchanged
-from gradsieve.sparsifiers._release import released_pick, released_threshold
-from gradsieve.sparsifiers._threshold import calibrate, follow
+from gradsieve.sparsifiers._release import ReleasedThreshold
+from gradsieve.sparsifiers._threshold import MeasuredThreshold
 from gradsieve.sparsifiers.base import Sparsifier, Step, Window
-from gradsieve.sparsifiers.hard_threshold import authors_rule
 
 
 @dataclass(eq=False)
@@ -25,42 +24,41 @@ class Exclusive(Sparsifier):
 
     compat: str | None = None
     EXCLUSIVE: ClassVar[bool] = True
-    SHARED: ClassVar[tuple[str, ...]] = ("threshold",)
+    SHARED: ClassVar[tuple[str, ...]] = ("threshold_state",)
 
     def __post_init__(self) -> None:
         one_of("compat", self.compat, (None, "release"))
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self.threshold: float | None = authors_rule(step.k) if self.compat else None
-        self._measured: float | None = None
+        self._threshold = ReleasedThreshold(step.k) if self.compat else MeasuredThreshold()
+
+    @property
+    def threshold_state(self) -> list[float | None]:
+        return self._threshold.state
+
+    @threshold_state.setter
+    def threshold_state(self, state: list[float | None]) -> None:
+        self._threshold.state = state
 
     def span(self, partition: int, step: Step) -> tuple[int, int]:
         """The elements `start <= i < stop` of a partition."""
         raise TypeError(f"{type(self).__name__} must implement span")
 
     def window(self, step: Step) -> Window:
-        threshold = float("inf") if self.threshold is None else self.threshold
-        return Window(threshold, *self.span(owned(step), step))
+        return Window(self._threshold.level, *self.span(owned(step), step))
 
     def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
-        start, stop = self.span(owned(step), step)
-        self._measured = self.threshold
-        if self.threshold is None:
-            counts = yield AllReduce("histogram", exchange.narrow(ops.log_histogram(acc, start, stop), acc))
-            self._measured = calibrate(counts, step.k)
-            hits = hits if self._measured is None else ops.select_above(acc, self._measured, start, stop)
-        return released_pick(hits, start, stop, step.index) if self.compat else hits
+        return self._threshold.select(acc, hits, self.span(owned(step), step), step)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.disjoint(acc, picked, pulse)
+        return exchange.disjoint(acc, picked, pulse, self._threshold.counts)
 
     def observe(self, sent: Exchanged, step: Step) -> None:
-        rule = released_threshold if self.compat else follow
-        self.threshold = None if self._measured is None else rule(self._measured, sum(sent.counts), step.k)
+        self._threshold.observe(sum(sent.counts), step.k)
 
     @property
     def threshold_in_use(self) -> float | None:
-        return self._measured
+        return self._threshold.threshold
 
 
 def owned(step: Step) -> int:

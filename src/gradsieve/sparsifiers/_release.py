@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradsieve.collectives import Program
+from gradsieve.sparsifiers.base import Step
+from gradsieve.sparsifiers.hard_threshold import authors_rule
+
 BLOCKS = 1024
 ALIGNMENT = 32
 MIN_SHARE = 4  # a partition keeps at least a quarter of its even share of blocks
@@ -70,12 +74,31 @@ def released_rebalance(bounds: list[int], counts: list[int], blocks: ReleasedBlo
     return bounds
 
 
-def released_threshold(threshold: float, selected: int, k: int) -> float:
-    """Three factors; inside the band the threshold only rises, so the density settles below the target."""
-    ratio = selected / k
-    return threshold * (FASTER if ratio > ABOVE else DRIFT if ratio > BELOW else SLOWER)
+class ReleasedThreshold:
+    """Starts at the authors' rule and is scaled by one of three factors a step. The state is the threshold.
 
+    Inside the band the threshold only rises, so the density settles below the target.
+    """
 
-def released_pick(hits: Tensor, start: int, stop: int, step: int) -> Tensor:
-    """A worker without a hit sends one position, which moves on with the step."""
-    return hits if len(hits) else hits.new_tensor([start + step % (stop - start)])
+    counts = None  # the workers tell each other how many elements they send
+
+    def __init__(self, k: int) -> None:
+        self.state: list[float | None] = [authors_rule(k)]
+
+    @property
+    def threshold(self) -> float | None:
+        return self.state[0]
+
+    @property
+    def level(self) -> float:
+        return self.state[0] or 0.0
+
+    def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
+        """A worker without a hit sends one position, which moves on with the step."""
+        yield from ()
+        start, stop = span
+        return hits if len(hits) else hits.new_tensor([start + step.index % (stop - start)])
+
+    def observe(self, selected: int, k: int) -> None:
+        ratio = selected / k
+        self.state = [self.level * (FASTER if ratio > ABOVE else DRIFT if ratio > BELOW else SLOWER)]

@@ -1,31 +1,147 @@
-"""How a threshold that all workers share finds and keeps the asked density."""
+"""A threshold that all workers share, found anew in every step, so that exactly k elements are sent.
 
+While the gradient is accumulated, each worker notes its *candidates*: what lies above the *cut*, a level somewhat
+below the last threshold. The workers exchange small histograms of their candidates, from which each of them reads
+the same threshold and how many elements every worker sends. The histograms take the place of the round in which
+workers would tell each other their counts, so this costs no further collective, no lag and no tuning.
+"""
+
+import math
+import struct
+
+import torch
 from torch import Tensor
 
 from gradsieve import ops
+from gradsieve.collectives import AllGather, AllReduce, Program
+from gradsieve.exchange import narrow
+from gradsieve.sparsifiers.base import Step, largest
 
-GAIN = 0.15  # how much of an error in the logarithm of the count is corrected in the logarithm of the threshold
-TRUST = 1.5  # beyond this factor the threshold is not corrected but measured anew
+BINS = 128  # of a histogram of candidates, from the cut upwards; the last one has no upper end
+BIN_SHIFT = 17  # 64 bins an octave: two octaves are seen
+WARM_UP = 8  # first steps without a cut: residuals grow so fast that most of the vector would be candidates
+CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
+FORGET = 0.9  # what is left of a large change after a step
+FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
 
 
-def calibrate(histogram: Tensor, k: int) -> float | None:
-    """The bin edge above which the number of magnitudes is nearest to k, as a ratio, but not none.
+class MeasuredThreshold:
+    """Finds the threshold of every step.
 
-    `histogram` is `ops.log_histogram` summed over all workers' spans. None if nothing is above the lowest bin,
-    which holds zeros and what is too small to matter.
+    The state is [cut, threshold, swing, warm-up steps left]: the cut is None where it is not known, the swing is
+    the largest recent change of the threshold's logarithm.
+    """
+
+    def __init__(self) -> None:
+        self.state: list[float | None] = [None, None, 0.0, WARM_UP]
+        self._next = self.state
+        self.counts: list[int] | None = None  # how many elements each worker sends in this step
+
+    @property
+    def threshold(self) -> float | None:
+        """Of the last step."""
+        return self.state[1]
+
+    @property
+    def level(self) -> float:
+        """What the accumulating pass looks for."""
+        cut = self.state[0]
+        return math.inf if cut is None else cut
+
+    def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
+        """This worker's share of the k largest magnitudes, each judged by the worker whose span it lies in."""
+        cut, values, table = self.state[0], acc[hits].abs(), None
+        if cut is not None:
+            table = yield from _gather_histograms(values, cut, step.world_size)
+        if cut is None or table is None or int(table.sum()) < step.k:  # warming up, or all fell below the cut
+            total = yield AllReduce("histogram", narrow(ops.log_histogram(acc, *span), acc))
+            cut = first_cut(total, FEWEST * step.k)
+            if cut is None:
+                self.counts, self._next = [0] * step.world_size, self.state
+                return hits[:0]
+            hits = ops.select_above(acc, cut, *span)
+            values = acc[hits].abs()
+            table = yield from _gather_histograms(values, cut, step.world_size)
+        bin = threshold_bin(table, step.k)
+        self.counts = shares(table, bin, step.k)
+        self._next = self._plan(table, cut, bin, step.k)
+        near = hits[values >= edge(cut, bin)]
+        return near[largest(acc[near], self.counts[step.rank])]
+
+    def observe(self, selected: int, k: int) -> None:
+        self.state = self._next
+
+    def _plan(self, table: Tensor, cut: float, bin: int, k: int) -> list[float | None]:
+        """The state after this step."""
+        _, last, swing, warm_up = self.state
+        threshold = edge(cut, bin)
+        change = 0.0 if last is None else abs(math.log(threshold / last))
+        if warm_up:
+            return [None, threshold, change, warm_up - 1]
+        swing = max(change, FORGET * (swing or 0.0))
+        return [next_cut(table, cut, threshold * math.exp(-CAUTION * swing), k), threshold, swing, 0]
+
+
+def _gather_histograms(candidates: Tensor, cut: float, world_size: int) -> Program[Tensor]:
+    """One row a worker: how many candidates it has in each bin."""
+    bins = (candidates.view(torch.int32) - _bits(cut)) >> BIN_SHIFT
+    own = torch.bincount(bins.clamp_(0, BINS - 1), minlength=BINS).to(torch.int32)
+    rows = yield AllGather("histogram", own[None], [1] * world_size)
+    return torch.cat(rows).long()
+
+
+def first_cut(histogram: Tensor, wanted: int) -> float | None:
+    """The highest edge of `ops.log_histogram` with so many magnitudes above it, or the lowest if there is none.
+
+    None if nothing is above the lowest bin, which holds zeros and what is too small to matter.
     """
     above = histogram.flip(0).cumsum(0).flip(0)  # above[i]: how many magnitudes are >= bin_edge(i)
-    if above[1] == 0:
-        return None
-    enough = max(int((above >= k).sum()) - 1, 1)
-    more = int(above[enough])
-    fewer = int(above[enough + 1]) if enough + 1 < len(above) else 0
-    return ops.bin_edge(enough + 1 if fewer and k / fewer < more / k else enough)
+    return ops.bin_edge(max(int((above >= wanted).sum()) - 1, 1)) if above[1] else None
 
 
-def follow(threshold: float, selected: int, k: int) -> float | None:
-    """The next step's threshold after one that selected `selected` of k; None: measure it anew."""
-    ratio = selected / k
-    if not 1 / TRUST <= ratio <= TRUST:
-        return None
-    return float(threshold * ratio**GAIN)
+def threshold_bin(table: Tensor, k: int) -> int:
+    """The highest bin with k or more elements in it and above it; the lowest if there are fewer than k in all."""
+    above = table.sum(0).flip(0).cumsum(0).flip(0)
+    return max(int((above >= k).sum()) - 1, 0)
+
+
+def shares(table: Tensor, bin: int, k: int) -> list[int]:
+    """How many elements each worker sends: all above the bin, and of the bin in proportion, k together."""
+    surely, inside = table[:, bin + 1 :].sum(1), table[:, bin]
+    missing = min(k - int(surely.sum()), int(inside.sum()))
+    before = torch.cat([inside.new_zeros(1), inside.cumsum(0)])
+    split = before * missing // max(int(inside.sum()), 1)
+    counts: list[int] = (surely + split.diff()).tolist()
+    return counts
+
+
+def next_cut(table: Tensor, cut: float, wanted: float, k: int) -> float:
+    """A cut near `wanted`, moved so that neither too few nor too many candidates pass it.
+
+    Below the old cut nothing was counted: there `wanted` stands.
+    """
+    above = table.sum(0).flip(0).cumsum(0).flip(0)
+
+    def level(count: int) -> float:
+        """The highest edge with so many elements above it."""
+        return edge(cut, max(int((above >= count).sum()) - 1, 0))
+
+    new = min(wanted, level(FEWEST * k))
+    if above[0] >= MOST * k:
+        new = max(new, level(MOST * k))
+    return max(_from_bits(_bits(new)), ops.bin_edge(1))  # as float32 has it, and never so low that zero passes
+
+
+def edge(cut: float, bin: int) -> float:
+    """The smallest magnitude of a bin of the candidates' histogram."""
+    return _from_bits(_bits(cut) + (bin << BIN_SHIFT))
+
+
+def _bits(x: float) -> int:
+    bits: int = struct.unpack("i", struct.pack("f", x))[0]
+    return bits
+
+
+def _from_bits(bits: int) -> float:
+    x: float = struct.unpack("f", struct.pack("i", bits))[0]
+    return x
