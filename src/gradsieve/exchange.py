@@ -36,7 +36,7 @@ class Exchanged:
 def union(acc: Tensor, picked: Tensor, pulse: Tensor, counts: Sequence[int] | None = None) -> Program[Exchanged]:
     """Everybody's values wherever anybody picked: the union grows with the workers (gradient build-up)."""
     shared = yield AllGather("indices", narrow(picked, acc), counts)
-    indices = torch.cat(shared).unique().long()
+    indices = _merged(torch.cat(shared), len(acc))
     return (yield from _reduce(acc, indices, pulse, [len(part) for part in shared]))
 
 
@@ -83,6 +83,16 @@ def dense(acc: Tensor, pulse: Tensor, world_size: int) -> Program[Exchanged]:
 def narrow(indices: Tensor, acc: Tensor) -> Tensor:
     """Positions as they travel: 32 bits wherever they suffice."""
     return indices.to(torch.int32) if len(acc) <= torch.iinfo(torch.int32).max else indices
+
+
+def _merged(indices: Tensor, n: int) -> Tensor:
+    """Sorted, without repetition. Where there are many, marking them costs less than sorting them."""
+    if len(indices) * 32 < n:
+        merged: Tensor = indices.unique()
+        return merged.long()
+    marked = torch.zeros(n, dtype=torch.bool, device=indices.device)
+    marked[indices.long()] = True
+    return torch.where(marked)[0]
 
 
 def _reduce(acc: Tensor, indices: Tensor, pulse: Tensor, counts: list[int]) -> Program[Exchanged]:

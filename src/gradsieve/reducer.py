@@ -187,7 +187,7 @@ class SparseReducer:
             counts=sent.counts,
             union=sent.union,
             threshold=sparsifier.threshold_in_use,
-            residual_norm=float(self.residual.norm()) if self.measure else None,
+            residual_norm=_norm(self.residual) if self.measure else None,
             bytes_sent=total.handed_bytes,
             ring_bytes=total.ring_bytes,
             collectives=total.calls,
@@ -225,11 +225,20 @@ class SparseReducer:
             raise ValueError(f"residual must be a float32 vector of {n} elements, got {residual!r}")
         density, step = fraction("density", state["density"]), at_least("step", state["step"], 0)
         if n:
-            self.density, self.step = density, step
-            self._allocate(n, residual.device)
-            self.sparsifier.load_state_dict(state["state"])
-            self.residual.copy_(residual)
+            self._load(residual, state["state"])
         self.density, self.step, self._agreed = density, step, False
+
+    def _load(self, residual: Tensor, sparsifier_state: dict[str, Any]) -> None:
+        fresh = self._residual is None
+        if fresh:
+            self._allocate(len(residual), residual.device)
+        try:
+            self.sparsifier.load_state_dict(sparsifier_state)
+        except ValueError:
+            if fresh:
+                self._residual = None
+            raise
+        self.residual.copy_(residual)
 
     def _check(self, grad: Tensor, out: Tensor | None) -> Tensor:
         if not isinstance(grad, Tensor) or grad.dtype not in ops.GRAD_DTYPES:
@@ -301,6 +310,10 @@ def _write_(out: Tensor, sent: Exchanged) -> None:
         sent.values.zero_()  # the dense exchange leaves its mean in the accumulator
     else:
         ops.scatter_update_(out, sent.indices, sent.values)
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def _name_of(sparsifier: Sparsifier) -> str:

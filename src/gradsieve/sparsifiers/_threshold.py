@@ -23,6 +23,7 @@ WARM_UP = 8  # first steps without a cut: residuals grow so fast that most of th
 CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
 FORGET = 0.9  # what is left of a large change after a step
 FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
+LARGEST_SHARE = 16  # more than this part of the vector, 1/16, only if k itself asks for it
 
 
 class MeasuredThreshold:
@@ -64,14 +65,13 @@ class MeasuredThreshold:
             table = yield from _gather_histograms(values, cut, step.world_size)
         bin = threshold_bin(table, step.k)
         self.counts = shares(table, bin, step.k)
-        self._next = self._plan(table, cut, bin, step.k)
-        near = hits[values >= edge(cut, bin)]
-        return near[largest(acc[near], self.counts[step.rank])]
+        self._next = self._plan(table, cut, bin, step)
+        return hits[_chosen(values, cut, bin, self.counts[step.rank])]
 
     def observe(self, selected: int, k: int) -> None:
         self.state = self._next
 
-    def _plan(self, table: Tensor, cut: float, bin: int, k: int) -> list[float | None]:
+    def _plan(self, table: Tensor, cut: float, bin: int, step: Step) -> list[float | None]:
         """The state after this step."""
         _, last, swing, warm_up = self.state
         threshold = edge(cut, bin)
@@ -79,7 +79,15 @@ class MeasuredThreshold:
         if warm_up:
             return [None, threshold, change, warm_up - 1]
         swing = max(change, FORGET * (swing or 0.0))
-        return [next_cut(table, cut, threshold * math.exp(-CAUTION * swing), k), threshold, swing, 0]
+        return [next_cut(table, cut, threshold * math.exp(-CAUTION * swing), step), threshold, swing, 0]
+
+
+def _chosen(values: Tensor, cut: float, bin: int, count: int) -> Tensor:
+    """Which candidates to send: all above the bin and its largest, `count` together. Only the bin is sorted."""
+    keep = values >= (edge(cut, bin + 1) if bin + 1 < BINS else math.inf)
+    inside = torch.where((values >= edge(cut, bin)) & ~keep)[0]
+    keep[inside[largest(values[inside], count - int(keep.sum()))]] = True
+    return keep
 
 
 def _gather_histograms(candidates: Tensor, cut: float, world_size: int) -> Program[Tensor]:
@@ -115,7 +123,7 @@ def shares(table: Tensor, bin: int, k: int) -> list[int]:
     return counts
 
 
-def next_cut(table: Tensor, cut: float, wanted: float, k: int) -> float:
+def next_cut(table: Tensor, cut: float, wanted: float, step: Step) -> float:
     """A cut near `wanted`, moved so that neither too few nor too many candidates pass it.
 
     Below the old cut nothing was counted: there `wanted` stands.
@@ -126,9 +134,11 @@ def next_cut(table: Tensor, cut: float, wanted: float, k: int) -> float:
         """The highest edge with so many elements above it."""
         return edge(cut, max(int((above >= count).sum()) - 1, 0))
 
-    new = min(wanted, level(FEWEST * k))
-    if above[0] >= MOST * k:
-        new = max(new, level(MOST * k))
+    fewest = FEWEST * step.k
+    most = max(fewest, min(MOST * step.k, step.n // LARGEST_SHARE))
+    new = min(wanted, level(fewest))
+    if above[0] >= most:
+        new = max(new, level(most))
     return max(_from_bits(_bits(new)), ops.bin_edge(1))  # as float32 has it, and never so low that zero passes
 
 

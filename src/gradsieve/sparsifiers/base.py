@@ -103,6 +103,9 @@ class Sparsifier:
                 f"state must have the keys {sorted(known)} of {type(self).__name__}, got {sorted(state_dict)}"
             )
         for name, value in state_dict.items():
+            if _form(value) != _form(getattr(self, name)):
+                raise ValueError(f"{name} must be like {_form(getattr(self, name))}, got {_form(value)}")
+        for name, value in state_dict.items():
             setattr(self, name, _plain_copy(value))
 
     def shared_state(self) -> dict[str, Any]:
@@ -119,6 +122,13 @@ def _plain_copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return list(value) if isinstance(value, list) else value
+
+
+def _form(value: Any) -> str:
+    """What a piece of state looks like, without its content."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return f"list of {len(value)}" if isinstance(value, list) else type(value).__name__
 
 
 def largest(acc: Tensor, k: int) -> Tensor:

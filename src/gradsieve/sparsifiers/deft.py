@@ -36,7 +36,10 @@ class DEFT(Sparsifier):
         leader = step.index % step.world_size
         if step.rank == leader:
             lengths = [stop - start for start, stop in self._pieces]
-            norms = [float(acc[start:stop].norm()) for start, stop in self._pieces]
+            norms = [
+                float(torch.linalg.vector_norm(acc[start:stop], dtype=torch.float64))
+                for start, stop in self._pieces
+            ]
             picks = share_out(norms, lengths, step.k)
             plan = torch.tensor([picks, pack(lengths, picks, step.world_size)], device=acc.device)
         plan = yield Broadcast("plan", plan, leader)

@@ -48,8 +48,10 @@ class SIDCo(Sparsifier):
 
     def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
         threshold = fit_threshold(acc.abs(), step.k / step.n, self.current_stages, self.distribution)
+        with np.errstate(over="ignore"):  # a threshold above all float32 is infinite, which selects nothing
+            level = np.float32(threshold)
         # The kernel selects >=, the paper >: the next float32 makes them the same.
-        return ops.select_above(acc, float(np.nextafter(np.float32(threshold), np.float32(np.inf))))
+        return ops.select_above(acc, float(np.nextafter(level, np.float32(np.inf))))
 
     def observe(self, sent: Exchanged, step: Step) -> None:
         self.ratio_sum += sent.counts[step.rank] / step.k

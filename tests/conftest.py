@@ -1,0 +1,17 @@
+"""Every test with an argument `sparsifier` runs for each entry of SPARSIFIERS, the example's included."""
+
+import pytest
+import torch
+
+from gradsieve import SPARSIFIERS
+from helpers import load_example
+
+load_example("new_sparsifier")
+torch.set_num_threads(1)  # the tests run in several processes
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sparsifier" in metafunc.fixturenames:
+        metafunc.parametrize("sparsifier", list(SPARSIFIERS))
+    if "exclusive" in metafunc.fixturenames:
+        metafunc.parametrize("exclusive", [name for name, made in SPARSIFIERS.items() if made.EXCLUSIVE])

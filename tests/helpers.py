@@ -1,0 +1,114 @@
+"""What the tests share: gradients of every kind, groups of virtual workers, and the laws they are held to."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradsieve import SparseReducer, StepReport, VirtualWorld, make_sparsifier
+
+ROOT = Path(__file__).parent.parent
+
+
+def load_example(name: str) -> Any:
+    """Run a file of examples/ as a module, as a user's script would be."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _spike(n: int, generator: torch.Generator) -> Tensor:
+    x = torch.randn(n, generator=generator) * 1e-3
+    x[int(torch.randint(n, (1,), generator=generator))] = 1e6
+    return x
+
+
+KINDS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+    "normal": lambda n, g: torch.randn(n, generator=g),
+    "zeros": lambda n, g: torch.zeros(n),
+    "equal": lambda n, g: torch.full((n,), 0.125),
+    "denormals": lambda n, g: torch.randn(n, generator=g) * 1e-41,
+    "huge": lambda n, g: torch.randn(n, generator=g) * 1e30,
+    "spike": _spike,
+    "signs": lambda n, g: torch.where(torch.rand(n, generator=g) < 0.5, -0.5, 0.5),
+    "few": lambda n, g: torch.where(torch.rand(n, generator=g) < 2 / n, 1.0, 0.0),
+    "heavy tails": lambda n, g: torch.randn(n, generator=g) / torch.rand(n, generator=g).clamp_(1e-6),
+}
+
+
+def gradients(kind: str, n: int, world_size: int, seed: int) -> list[Tensor]:
+    """One gradient a worker."""
+    return [KINDS[kind](n, torch.Generator().manual_seed(1000 * seed + rank)) for rank in range(world_size)]
+
+
+class Group:
+    """Virtual workers with one reducer each."""
+
+    def __init__(
+        self, name: str, density: float, world_size: int, sizes: Sequence[int] | None = None, **options: Any
+    ) -> None:
+        self.world = VirtualWorld(world_size)
+        self.reducers = [
+            SparseReducer(make_sparsifier(name, **options), density, rank=r, world_size=world_size, sizes=sizes)
+            for r in range(world_size)
+        ]
+        self.reports: list[StepReport] = []
+
+    def step(self, grads: list[Tensor]) -> list[Tensor]:
+        """Run a step; returns the updates, and leaves the reports in `reports`."""
+        updates = self.world.run([r.reduce(g) for r, g in zip(self.reducers, grads, strict=True)])
+        self.reports = [reducer.end_step() for reducer in self.reducers]
+        return updates
+
+    def residuals(self, n: int) -> list[Tensor]:
+        """Copies, zero before the first step."""
+        return [torch.zeros(n) if r._residual is None else r.residual.clone() for r in self.reducers]
+
+    def step_lawfully(self, grads: list[Tensor]) -> Tensor:
+        """Run a step and check that nothing was lost; returns the update."""
+        n = len(grads[0])
+        accs = [e + g.to(torch.float32) for e, g in zip(self.residuals(n), grads, strict=True)]
+        updates = self.step(grads)
+        check_nothing_lost(accs, updates, self.residuals(n))
+        for report in self.reports:
+            assert report.finite
+            assert report.counts == self.reports[0].counts
+            assert 0 <= report.density <= 1
+        return updates[0]
+
+    def states(self) -> list[dict[str, Any]]:
+        return [reducer.state_dict() for reducer in self.reducers]
+
+
+def check_nothing_lost(accs: list[Tensor], updates: list[Tensor], residuals: list[Tensor]) -> None:
+    """All workers have the same update, and `sum acc == P * update + sum residual`, bit-exact where not sent."""
+    for update in updates:
+        assert torch.equal(update, updates[0]), "workers hold different updates"
+    world_size, scale = len(accs), torch.stack(accs).abs().max(0).values.double()
+    for acc, residual in zip(accs, residuals, strict=True):
+        kept = residual != 0
+        assert torch.equal(residual[kept], acc[kept]), "an element that was not sent changed"
+    before = torch.stack(accs).double().sum(0)
+    after = world_size * updates[0].double() + torch.stack(residuals).double().sum(0)
+    # Sums of P float32 numbers: P rounding errors of their size, and those of float32's smallest numbers.
+    error = (before - after).abs()
+    assert bool((error <= world_size * (scale * 2**-22 + 2**-148)).all()), f"lost up to {error.max()}"
+
+
+def assert_same(left: Any, right: Any, path: str = "state") -> None:
+    """Equality to the last bit of nested states."""
+    assert type(left) is type(right), path
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for key in left:
+            assert_same(left[key], right[key], f"{path}.{key}")
+    elif isinstance(left, Tensor):
+        assert torch.equal(left, right), path
+    else:
+        assert left == right, path

@@ -1,0 +1,79 @@
+"""Every gradient entry is either sent or still in a residual, whatever the size, the workers and the values."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradsieve import SPARSIFIERS
+from helpers import KINDS, Group, check_nothing_lost, gradients
+
+SIZES = (1, 2, 31, 32, 33, 1_000, 32_767, 32_769, 1_000_003)
+WORLDS = (1, 2, 3, 4, 7, 16)
+
+
+@pytest.mark.parametrize("n", [n for n in SIZES if n <= 1_000])
+def test_every_kind_of_gradient(sparsifier: str, n: int) -> None:
+    for world_size in WORLDS:
+        for kind in KINDS:
+            for density in (0.0001, 0.01, 0.3):
+                group = Group(sparsifier, density, world_size)
+                for step in range(3):
+                    group.step_lawfully(gradients(kind, n, world_size, step))
+
+
+@pytest.mark.parametrize("n", [n for n in SIZES if n > 1_000])
+def test_large_vectors(sparsifier: str, n: int) -> None:
+    for world_size in WORLDS if n < 1_000_000 else (1, 3, 16):
+        group = Group(sparsifier, 0.001, world_size, sizes=[n // 2, n - n // 2])
+        for step, kind in enumerate(("normal", "heavy tails", "spike")):
+            group.step_lawfully(gradients(kind, n, world_size, step))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sparsifier=st.sampled_from(sorted(SPARSIFIERS)),
+    n=st.integers(1, 400),
+    world_size=st.integers(1, 9),
+    density=st.floats(1e-4, 1.0),
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=12),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+)
+def test_any_sequence(
+    sparsifier: str, n: int, world_size: int, density: float, kinds: list[str], dtype: torch.dtype
+) -> None:
+    group = Group(sparsifier, density, world_size)
+    for step, kind in enumerate(kinds):
+        grads = [grad.to(dtype) for grad in gradients(kind, n, world_size, step)]
+        accs = [e + g.to(torch.float32) for e, g in zip(group.residuals(n), grads, strict=True)]
+        updates = group.step(grads)
+        assert all(update.dtype == dtype for update in updates)
+        if not group.reports[0].finite:  # float16 ends at 65,504
+            assert dtype == torch.float16
+            continue
+        # An update in 16 bits is rounded, so the law can only be checked where it is not.
+        if dtype in (torch.float32, torch.float64):
+            check_nothing_lost(accs, [update.float() for update in updates], group.residuals(n))
+
+
+def test_update_is_zero_where_nothing_was_sent(sparsifier: str) -> None:
+    group = Group(sparsifier, 0.01, 4)
+    for step in range(5):
+        update = group.step_lawfully(gradients("normal", 5_000, 4, step))
+        assert int((update != 0).sum()) <= group.reports[0].union
+
+
+def test_everything_is_sent_in_the_end(sparsifier: str) -> None:
+    """After gradients stop, residuals drain: what was held back does arrive."""
+    if sparsifier in ("hard_threshold", "sidco"):
+        pytest.skip("what stays below a fixed or fitted threshold is never sent, by definition")
+    group = Group(sparsifier, 0.05, 3)
+    total = torch.zeros(300, dtype=torch.float64)
+    for step in range(10):
+        grads = gradients("normal", 300, 3, step)
+        total += torch.stack(grads).double().mean(0) - group.step_lawfully(grads).double()
+    for _ in range(200):
+        total -= group.step_lawfully([torch.zeros(300)] * 3).double()
+    if sparsifier != "randomk":  # chance may spare an element
+        assert max(float(e.norm()) for e in group.residuals(300)) == 0
+    assert float((total - torch.stack(group.residuals(300)).double().mean(0)).abs().max()) < 1e-5
