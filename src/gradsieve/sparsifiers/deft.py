@@ -83,9 +83,10 @@ def share_out(norms: Sequence[float], lengths: Sequence[int], k: int) -> list[in
     picks = [0] * len(norms)
     order = sorted(range(len(norms)), key=lambda i: (-norms[i], i))
     left, norm_left = k, math.fsum(norms)
-    for i in order:
+    for behind, i in zip(range(len(order) - 1, -1, -1), order, strict=True):
         wanted = int(left * norms[i] / norm_left) if norm_left > 0 else 0
-        picks[i] = min(max(wanted, 1), lengths[i], left)
+        spare = max(left - behind, min(left, 1))  # one for each of those behind, as far as k goes
+        picks[i] = min(max(wanted, 1), lengths[i], spare)
         left -= picks[i]
         norm_left -= norms[i]
     for i in order:

@@ -18,7 +18,10 @@ from gradsieve.sparsifiers.base import Sparsifier, Step
 
 @dataclass(eq=False)
 class RandomK(Sparsifier):
-    """`S` = k positions drawn without repetition from a generator seeded by (seed, step): no index travels."""
+    """`S` = k positions drawn without repetition, from a generator that all workers have: no index travels.
+
+    seed: another seed, other positions; each step has its own.
+    """
 
     seed: int = 0
 
