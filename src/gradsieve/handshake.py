@@ -10,7 +10,7 @@ from gradsieve.collectives import AllGather, Program
 
 def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[None]:
     """Compare the settings of all workers; raises the same error on each of them where they differ."""
-    text = json.dumps({"rank": rank, "world_size": world_size, **settings}, sort_keys=True, default=str)
+    text = json.dumps({"rank": rank, "world_size": world_size, **settings}, default=str)
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     replies = yield AllGather("handshake", own)
     found = [json.loads(bytes(reply.tolist())) for reply in replies]
@@ -19,7 +19,7 @@ def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[N
     for position, theirs in enumerate(found):
         if theirs["rank"] != position:
             raise ValueError(f"rank must be the worker's place in the world, {position}, got {theirs['rank']}")
-        for name in sorted(found[0].keys() | theirs.keys()):
+        for name in dict.fromkeys([*found[0], *theirs]):
             ours, other = found[0].get(name, "none"), theirs.get(name, "none")
             if name != "rank" and ours != other:
                 raise ValueError(f"workers disagree on {name}: rank 0 has {ours}, rank {position} has {other}")

@@ -286,7 +286,7 @@ class SparseReducer:
             "dtype": str(self._dtype),
             "sizes": self.sizes,
             "step": self.step,
-            "state": self.sparsifier.fingerprint(),
+            "the sparsifier's state": self.sparsifier.fingerprint(),
         }
 
 

@@ -15,6 +15,7 @@ class WorkersDiverged(RuntimeError):
 class VirtualWorld:
     """Answers the collectives of `size` programs.
 
+    >>> import torch
     >>> def program(rank):
     ...     total = yield AllReduce("sum", torch.tensor([float(rank)]))
     ...     return total.item()

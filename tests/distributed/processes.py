@@ -1,0 +1,57 @@
+"""Real workers: gloo processes on loopback, which save what they found to a folder."""
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_processes(work: Callable[..., Any], world_size: int, folder: Path, *args: Any) -> list[Any]:
+    """`work(rank, world_size, *args)` in each of `world_size` processes; returns their results in rank order."""
+    context = mp.get_context("spawn")
+    processes = [
+        context.Process(target=_enter, args=(work, rank, world_size, folder, args)) for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+    hung = [process for process in processes if process.is_alive()]
+    for process in hung:
+        process.kill()
+        process.join()
+    assert not hung, f"{len(hung)} of {world_size} processes did not end"
+    results = [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(world_size)]
+    failures = [result for result in results if isinstance(result, _Failure)]
+    assert not failures, failures[0].text
+    return results
+
+
+class _Failure:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _enter(work: Callable[..., Any], rank: int, world_size: int, folder: Path, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        result = work(rank, world_size, *args)
+    except BaseException:
+        result = _Failure(traceback.format_exc())
+    (folder / f"{rank}.pkl").write_bytes(pickle.dumps(result))
+    dist.destroy_process_group()

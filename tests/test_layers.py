@@ -1,0 +1,66 @@
+"""Imports point one way: a module uses what stands before it in this list, never what stands behind."""
+
+import ast
+from pathlib import Path
+
+from helpers import ROOT
+
+ORDER = [
+    "_version",
+    "_check",
+    "conditions",
+    "ops",
+    "collectives",
+    "exchange",
+    "sparsifiers",
+    "handshake",
+    "reducer",
+    "worlds",
+    "experiments",
+    "bench",
+    "cli",
+]
+SOURCE = ROOT / "src" / "gradsieve"
+
+
+def layer(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def test_every_module_has_its_place() -> None:
+    here = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if not path.name.startswith("__")}
+    assert here - {"py.typed"} == set(ORDER)
+
+
+def test_imports_point_one_way() -> None:
+    for path in SOURCE.rglob("*.py"):
+        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for module in imports(path):
+            target = layer(module)
+            if module.startswith("gradsieve.") and target in ORDER:
+                assert ORDER.index(target) <= ORDER.index(own), f"{path.name} imports {module}"
+
+
+def test_only_worlds_know_torch_distributed() -> None:
+    for path in SOURCE.rglob("*.py"):
+        if "worlds" not in path.parts:
+            assert not any(module.startswith("torch.distributed") for module in imports(path)), path
+
+
+def test_files_stay_short() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert max(lengths.values()) <= 400
+    assert sorted(lengths.values())[len(lengths) // 2] < 150

@@ -1,0 +1,114 @@
+"""Virtual workers run in lock-step; where they part ways, they say so instead of hanging."""
+
+import pytest
+import torch
+
+from gradsieve import AllGather, AllReduce, Broadcast, Meter, VirtualWorld, WorkersDiverged
+from gradsieve.collectives import Program
+
+
+def asks(*calls: AllReduce | AllGather | Broadcast) -> Program[list[object]]:
+    replies = []
+    for call in calls:
+        replies.append((yield call))
+    return replies
+
+
+def test_replies() -> None:
+    programs = [
+        asks(
+            AllReduce("sum", torch.tensor([rank + 1.0])),
+            AllGather("rows", torch.full((rank,), rank)),
+            Broadcast("root", torch.tensor([rank]), 1),
+        )
+        for rank in range(3)
+    ]
+    for total, rows, root in VirtualWorld(3).run(programs):
+        assert total.tolist() == [6]
+        assert [row.tolist() for row in rows] == [[], [1], [2, 2]]
+        assert root.tolist() == [1]
+
+
+def test_replies_are_not_shared() -> None:
+    """A worker that changes what it received must not change what others received."""
+
+    def program() -> Program[list[torch.Tensor]]:
+        rows = yield AllGather("rows", torch.zeros(2))
+        total = yield AllReduce("sum", torch.ones(1))
+        rows[0] += 1
+        total += 1
+        return [*rows, total]
+
+    for first, second, total in VirtualWorld(2).run([program(), program()]):
+        assert first.tolist() == [1, 1]
+        assert second.tolist() == [0, 0]
+        assert total.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ([AllReduce("a", torch.zeros(1))], [AllReduce("b", torch.zeros(1))], r"asked for AllReduce\('b'"),
+        ([AllReduce("a", torch.zeros(1))], [AllGather("a", torch.zeros(1))], r"asked for AllGather\('a'"),
+        ([AllReduce("a", torch.zeros(1))], [AllReduce("a", torch.zeros(2))], r"float32 \[2\]"),
+        ([AllReduce("a", torch.zeros(1))], [AllReduce("a", torch.zeros(1).double())], "float64"),
+        ([AllReduce("a", torch.zeros(1))], [], "worker 0 asked for .*, worker 1 finished"),
+        ([AllGather("a", torch.zeros(1))], [AllGather("a", torch.zeros(1), [1, 1])], "lengths"),
+        ([AllGather("a", torch.zeros(1, 2))], [AllGather("a", torch.zeros(1, 3))], "'any', 3"),
+        ([Broadcast("a", torch.zeros(1), 0)], [Broadcast("a", torch.zeros(1), 1)], "root 1"),
+        ([AllGather("a", torch.zeros(1), [1, 1])], [AllGather("a", torch.zeros(2), [1, 1])], "announced were 1"),
+    ],
+)
+def test_divergence(one: list, other: list, words: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(WorkersDiverged, match=words):
+        VirtualWorld(2).run([asks(*one), asks(*other)])
+
+
+def test_an_error_in_one_worker_ends_all() -> None:
+    closed = []
+
+    def fails() -> Program[None]:
+        yield AllReduce("a", torch.zeros(1))
+        raise KeyError("mine")
+
+    def waits() -> Program[None]:
+        try:
+            yield AllReduce("a", torch.zeros(1))
+            yield AllReduce("a", torch.zeros(1))
+        finally:
+            closed.append(True)
+
+    with pytest.raises(KeyError, match="mine"):
+        VirtualWorld(2).run([waits(), fails()])
+    assert closed == [True]
+
+
+def test_numbers_of_workers() -> None:
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+        VirtualWorld(0)
+    with pytest.raises(ValueError, match="one for each of 2 workers, got 1"):
+        VirtualWorld(2).run([asks()])
+
+
+def test_meter_by_tag() -> None:
+    meter = Meter(VirtualWorld(4))
+    for _ in range(2):
+        meter.run(
+            [
+                asks(
+                    AllReduce("values", torch.zeros(10)),
+                    AllGather("indices", torch.zeros(rank, dtype=torch.int32)),
+                    AllGather("known", torch.zeros(rank, dtype=torch.int32), [0, 1, 2, 3]),
+                    Broadcast("plan", torch.zeros(3), 0),
+                )
+                for rank in range(4)
+            ]
+        )
+    for ledger in meter.ledgers:
+        values, indices, known, plan = (ledger.by_tag[tag] for tag in ("values", "indices", "known", "plan"))
+        assert (values.calls, values.handed_bytes, values.ring_bytes) == (2, 80, 120)
+        assert (indices.calls, indices.handed_bytes, indices.ring_bytes) == (4, 40, 120)  # 8 + 3 * 4, padded
+        assert (known.calls, known.handed_bytes, known.ring_bytes) == (2, 24, 72)
+        assert (plan.calls, plan.handed_bytes, plan.ring_bytes) == (2, 24, 18)
+        assert ledger.total.calls == 10
+        assert ledger.total.seconds > 0
