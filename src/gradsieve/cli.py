@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -67,12 +68,11 @@ def demo(
             }
         )
         return
-    table = Table(
-        title=f"{workers} virtual workers, {steps} steps, density {density:g} asked", title_justify="left"
+    table = _table(
+        f"{workers} virtual workers, {steps} steps, density {density:g} asked",
+        ["sparsifier"],
+        ["accuracy", "density", "worst", "imbalance", "kB a step", "select ms"],
     )
-    table.add_column("sparsifier")
-    for heading in ("accuracy", "density", "worst step", "imbalance", "kB a step", "select ms"):
-        table.add_column(heading, justify="right")
     for r in results:
         table.add_row(
             r.sparsifier,
@@ -86,10 +86,10 @@ def demo(
     console = Console(width=80)
     console.print(table)
     console.print(
-        "Digits of scikit-learn, 167,178 parameters. density: fraction of the gradient sent,\n"
-        "mean and worst step. imbalance: busiest worker against the mean. kB a step: what\n"
-        "a worker puts on the wire with ring collectives. select ms: accumulating and\n"
-        "selecting, the slowest worker.",
+        "Images: scikit-learn's digits. Network: 167,178 parameters. density: fraction of "
+        "the gradient sent, mean of all steps and the worst one. imbalance: picks of the "
+        "busiest worker against the mean. kB a step: what a worker puts on the wire with "
+        "ring collectives. select ms: accumulating and selecting, the slowest worker.",
         highlight=False,
     )
 
@@ -122,13 +122,13 @@ def kernels(
     if as_json:
         _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
         return
-    table = Table(title=f"n = {n:,} float32, one thread, medians of {repeats}", title_justify="left")
-    for heading in ("case", "density", "P"):
-        table.add_column(heading)
-    for heading in ("median", "ratio", "goal", "met"):
-        table.add_column(heading, justify="right")
+    table = _table(
+        f"n = {n:,} float32, one thread, medians of {repeats}",
+        ["case", "d", "P"],
+        ["median", "ratio", "goal", "met"],
+    )
     for row in rows:
-        unit = "ms" if row.unit == "ms" else ""
+        unit = " ms" if row.unit == "ms" else ""
         table.add_row(
             row.case,
             f"{row.density:g}",
@@ -141,8 +141,9 @@ def kernels(
     console = Console(width=80)
     console.print(table)
     console.print(
-        "ratio: to x.sum() for kernels that read, to residual.add_(grad) for those that\n"
-        "accumulate and for the step, to P = 1 for the selection. " + "; ".join(conditions().values()),
+        "ratio: to x.sum() for kernels that read (and once to torch.where), to "
+        "residual.add_(grad) for those that accumulate and for the step, to P = 1 for the "
+        "selection, to n floats for the memory.\n" + _foot(),
         highlight=False,
     )
 
@@ -181,6 +182,27 @@ def _refuse(sentence: str) -> NoReturn:
 def _progress(hidden: bool) -> Progress:
     columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True)
+
+
+def _table(title: str, words: list[str], figures: list[str]) -> Table:
+    """A table for 80 columns: words to the left, figures to the right."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading in words:
+        table.add_column(heading, no_wrap=True)
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _foot() -> str:
+    return ", ".join(f"{name} {value}" for name, value in conditions().items())
 
 
 def _print_json(value: object) -> None:

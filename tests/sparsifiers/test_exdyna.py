@@ -51,6 +51,10 @@ class Transcription:
         ratio = sum(self.counts) / self.k
         self.threshold *= 1.005 if ratio > 1.1 else 1.00125 if ratio > 0.909 else 0.995
 
+    def find(self, acc: Tensor, start: int, stop: int) -> list[int]:
+        level = torch.tensor(self.threshold).item()  # as float32
+        return [i for i in range(start, stop) if abs(acc[i].item()) >= level]
+
     def step(self, grads: list[Tensor]) -> Tensor:
         if self.t > 0:
             self.allocate()
@@ -59,7 +63,7 @@ class Transcription:
         chosen = []
         for rank, acc in enumerate(accs):
             start, stop = self.partition((self.t % self.p + rank) % self.p)
-            picked = [i for i in range(start, stop) if abs(acc[i].item()) >= torch.tensor(self.threshold).item()]
+            picked = self.find(acc, start, stop)
             chosen.append(picked or [start + self.t % (stop - start)])
         self.counts = [len(picked) for picked in chosen]
         everyone = torch.tensor([i for picked in chosen for i in picked])
@@ -75,25 +79,8 @@ class Transcription:
 class Faster(Transcription):
     """The same with the search over elements as one torch expression, for many steps."""
 
-    def step(self, grads: list[Tensor]) -> Tensor:
-        if self.t > 0:
-            self.allocate()
-            self.scale()
-        accs = [e + g for e, g in zip(self.residuals, grads, strict=True)]
-        chosen = []
-        for rank, acc in enumerate(accs):
-            start, stop = self.partition((self.t % self.p + rank) % self.p)
-            picked = torch.where(acc[start:stop].abs() >= self.threshold)[0] + start
-            chosen.append(picked if len(picked) else torch.tensor([start + self.t % (stop - start)]))
-        self.counts = [len(picked) for picked in chosen]
-        everyone = torch.cat(chosen)
-        update = torch.zeros(self.n)
-        update[everyone] = sum(acc[everyone] for acc in accs) / self.p  # type: ignore[assignment]
-        for acc in accs:
-            acc[everyone] = 0
-        self.residuals = accs
-        self.t += 1
-        return update
+    def find(self, acc: Tensor, start: int, stop: int) -> list[int]:
+        return (torch.where(acc[start:stop].abs() >= self.threshold)[0] + start).tolist()
 
 
 def uneven(step: int, n: int = N, world_size: int = WORLD) -> list[Tensor]:

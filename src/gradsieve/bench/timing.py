@@ -39,7 +39,7 @@ class Row:
         if at_most is not None:
             goal, met = f"<= {at_most:g}x", _yes(ratio <= at_most)
         if at_least is not None:
-            goal, met = f">= {at_least:g}x faster", _yes(ratio >= at_least)
+            goal, met = f">= {at_least:g}x less", _yes(ratio >= at_least)
         return Row(**{**asdict(self), "against": base.case, "ratio": ratio, "goal": goal, "met": met})
 
 

@@ -6,7 +6,7 @@ the same weights and see the same batches in the same order.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 import sklearn.datasets
 import torch
@@ -35,7 +35,7 @@ class Result:
     imbalance: float
     collectives: float  # a step
     ring_kilobytes: float  # a step and worker
-    select_ms: float  # a step, of the slowest worker
+    select_ms: float  # a step, of the slowest worker, median over the steps
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def summarise(
         imbalance=fmean(report.imbalance for report in firsts),
         collectives=fmean(report.collectives for report in firsts),
         ring_kilobytes=fmean(report.ring_bytes for report in firsts) / 1e3,
-        select_ms=fmean(
+        select_ms=median(
             max(report.seconds["accumulate"] + report.seconds["select"] for report in workers)
             for workers in reports
         )

@@ -34,8 +34,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _kernel(function: F) -> F:
-    """Compile for this CPU on the first call, keep the machine code on disk, run without the GIL."""
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
+    """Compile for this CPU on the first call, keep the machine code on disk, run without the GIL.
+
+    Sums may be reordered, so that they vectorise; the only ones are of zeros, in search of a NaN.
+    """
+    return cast(F, numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))
 
 
 def _trailing_zeros_code(typing_context: Any, word: Any) -> tuple[Any, Any]:
@@ -109,15 +112,18 @@ def _accumulate(
         last = min(first + _TILE, residual.size)
         r = residual[first:last]
         g = grad[first:last]
+        zero = np.float32(0)  # times a finite number stays zero, times any other becomes NaN
         if swap:
             for j in range(r.size):
                 old = r[j]
                 r[j] = old + g[j]
                 g[j] = old
+                zero += r[j] * np.float32(0)
         else:
             for j in range(r.size):
                 r[j] += g[j]
-        if _any_non_finite(bits[first:last]):
+                zero += r[j] * np.float32(0)
+        if zero != 0:
             finite = False
         if reached >= first and reached < min(last, stop):
             count, reached = _select(bits, bar, reached, min(last, stop), out, count)

@@ -56,7 +56,7 @@ class MeasuredThreshold:
             table = yield from _gather_histograms(values, cut, step.world_size)
         if cut is None or table is None or int(table.sum()) < step.k:  # warming up, or all fell below the cut
             total = yield AllReduce("histogram", narrow(ops.log_histogram(acc, *span), acc))
-            cut = first_cut(total, FEWEST * step.k)
+            cut = first_cut(total, enough(step.k))
             if cut is None:
                 self.counts, self._next = [0] * step.world_size, self.state
                 return hits[:0]
@@ -98,6 +98,11 @@ def _gather_histograms(candidates: Tensor, cut: float, world_size: int) -> Progr
     return torch.cat(rows).long()
 
 
+def enough(k: int) -> int:
+    """How many candidates to aim at, at least: some more than k, also when k is so small that chance rules."""
+    return math.ceil(max(FEWEST * k, k + 5 * math.sqrt(k)))
+
+
 def first_cut(histogram: Tensor, wanted: int) -> float | None:
     """The highest edge of `ops.log_histogram` with so many magnitudes above it, or the lowest if there is none.
 
@@ -134,7 +139,7 @@ def next_cut(table: Tensor, cut: float, wanted: float, step: Step) -> float:
         """The highest edge with so many elements above it."""
         return edge(cut, max(int((above >= count).sum()) - 1, 0))
 
-    fewest = FEWEST * step.k
+    fewest = enough(step.k)
     most = max(fewest, min(MOST * step.k, step.n // LARGEST_SHARE))
     new = min(wanted, level(fewest))
     if above[0] >= most:
