@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,8 @@ class SparseReducer:
         self.step = 0
         self.ledger = Ledger()
         self._residual: Tensor | None = None
-        self._dtype: torch.dtype | None = None
+        self._dtype = ""
+        self._pieces: list[_Piece] = []
         self._agreed = False
         self._report: StepReport | None = None
         self._everything = Dense()
@@ -126,8 +127,88 @@ class SparseReducer:
         worker's gradient is not finite, the update is NaN on all of them and all else stays as it was.
         """
         out = self._check(grad, out)
-        self.ledger = Ledger()
-        return watched(self._reduce(grad.detach(), out), self.ledger, self.world_size)
+        return self._reduce(grad.detach(), out)
+
+    def _reduce(self, grad: Tensor, out: Tensor) -> Program[Tensor]:
+        self._dtype = str(grad.dtype)
+        self.open(len(grad), grad.device)
+        before = out if out.element_size() >= _FLOAT32 else torch.empty_like(self.residual)
+        self.add(grad, 0, before)
+        yield from self.finish(lambda sent: _write_(out, sent))
+        return out
+
+    def open(self, n: int, device: torch.device) -> None:
+        """Make room for vectors of n elements, unless that was done before."""
+        if self._residual is None:
+            self._allocate(n, device)
+
+    def add(self, grad: Tensor, start: int, before: Tensor, *, hold_back: bool = False) -> None:
+        """One piece of a step's gradient: `residual[start:][:len(grad)] += grad`.
+
+        `before` receives the residual as it was, and must stay until `finish` writes; it may be `grad` itself.
+        `hold_back` says that the gradient is zero and nothing of this piece may be sent: its residual waits.
+        """
+        if not self._pieces:
+            self.ledger, self._finite = Ledger(), torch.tensor(True, device=grad.device)
+            self._clock = _Clock(self.ledger)
+            self._now = self._step()
+            self._window = self._acting(self._now).window(self._now)
+        self._clock.skip()
+        stop = start + len(grad)
+        threshold, first, last = self._window
+        if hold_back:
+            first = last = start
+        inside = (min(max(edge - start, 0), len(grad)) for edge in (first, last))
+        piece = self.residual[start:stop]
+        hits = ops.accumulate_select_(piece, grad, threshold, *inside, backup=before, finite=self._finite)
+        self._pieces.append(_Piece(start, stop, before, hold_back, hits + start if start else hits))
+        self._clock.lap("accumulate")
+
+    def finish(self, write: Callable[[Exchanged], None]) -> Program[Exchanged]:
+        """The rest of a step, once all pieces were added; `write` puts the update where it belongs."""
+        return watched(self._finish(write), self.ledger, self.world_size)
+
+    def _finish(self, write: Callable[[Exchanged], None]) -> Program[Exchanged]:
+        pieces, self._pieces = sorted(self._pieces, key=lambda piece: piece.start), []
+        step, clock, acc = self._now, self._clock, self.residual
+        sparsifier = self._acting(step)
+        committed = False
+        try:
+            if not self._agreed:
+                yield from handshake(self.rank, self.world_size, self._settings())
+                self._agreed = True
+                clock.skip()
+            hits, pulse = torch.cat([piece.hits for piece in pieces]), acc.new_zeros(1)
+            if not self._finite:
+                # No algorithm ever sees a value that is not finite: this worker takes part with its old residual
+                # and tells the others through the pulse.
+                _restore_(acc, pieces)
+                hits = ops.select_above(acc, *self._window)
+                pulse.fill_(math.nan)
+            held_back = [piece for piece in pieces if piece.hold_back]
+            for piece in held_back:
+                acc[piece.start : piece.stop] = 0
+            picked = yield from sparsifier.select(acc, hits, step)
+            clock.lap("select")
+            sent = yield from sparsifier.exchange(acc, picked, pulse, step)
+            _restore_(acc, held_back if sent.finite else pieces)
+            if sent.finite:
+                for piece in pieces:
+                    sparsifier.settle_(acc[piece.start : piece.stop], piece.before)
+            committed = True
+            write(sent)
+            if sent.finite:
+                sparsifier.observe(sent, step)
+        finally:
+            if not committed:  # a worker failed, or the world gave up: as if the step had not begun
+                _restore_(acc, pieces)
+        clock.lap("write")
+        self._report = self._make_report(step, sparsifier, sent, clock)
+        self.step += sent.finite
+        return sent
+
+    def _acting(self, step: Step) -> Sparsifier:
+        return self.sparsifier if step.k < step.n else self._everything
 
     def end_step(self) -> StepReport:
         """The report of the step that was just run."""
@@ -135,47 +216,6 @@ class SparseReducer:
             raise RuntimeError("end_step() needs a finished reduce() before it")
         report, self._report = self._report, None
         return report
-
-    def _reduce(self, grad: Tensor, out: Tensor) -> Program[Tensor]:
-        acc = self._open(grad)
-        if not self._agreed:
-            yield from handshake(self.rank, self.world_size, self._settings())
-            self._agreed = True
-        clock = _Clock(self.ledger)
-        step = self._step()
-        sparsifier = self.sparsifier if step.k < step.n else self._everything
-        before = out if out.element_size() >= _FLOAT32 else torch.empty_like(acc)
-        finite = torch.tensor(True, device=acc.device)
-        done = False
-        try:
-            window = sparsifier.window(step)
-            hits = ops.accumulate_select_(acc, grad, *window, backup=before, finite=finite)
-            pulse = acc.new_zeros(1)
-            if not finite:
-                # No algorithm ever sees a value that is not finite: this worker takes part with its old residual
-                # and tells the others through the pulse.
-                acc.copy_(before)
-                hits = ops.select_above(acc, *window)
-                pulse.fill_(math.nan)
-            clock.lap("accumulate")
-            picked = yield from sparsifier.select(acc, hits, step)
-            clock.lap("select")
-            sent = yield from sparsifier.exchange(acc, picked, pulse, step)
-            if sent.finite:
-                sparsifier.settle_(acc, before)
-                _write_(out, sent)
-                sparsifier.observe(sent, step)
-            else:
-                acc.copy_(before)
-                out.fill_(math.nan)
-            done = True
-        finally:
-            if not done:  # a worker failed, or the world gave up: as if the step had not begun
-                acc.copy_(before)
-        clock.lap("write")
-        self._report = self._make_report(step, sparsifier, sent, clock)
-        self.step += sent.finite
-        return out
 
     def _make_report(self, step: Step, sparsifier: Sparsifier, sent: Exchanged, clock: "_Clock") -> StepReport:
         total = self.ledger.total
@@ -250,8 +290,8 @@ class SparseReducer:
             )
         if self._residual is not None and len(grad) != len(self._residual):
             raise ValueError(f"grad must have n = {len(self._residual)} elements as before, got {len(grad)}")
-        if self._dtype is not None and grad.dtype != self._dtype:
-            raise TypeError(f"grad must stay {_kind(torch.empty(0, dtype=self._dtype))}, got {_kind(grad)}")
+        if self._dtype and str(grad.dtype) != self._dtype:
+            raise TypeError(f"grad must stay {self._dtype.removeprefix('torch.')}, got {_kind(grad)}")
         if self.sizes is not None and sum(self.sizes) != len(grad):
             raise ValueError(f"sizes must add up to n = {len(grad)}, got {sum(self.sizes)}")
         if out is None:
@@ -261,12 +301,6 @@ class SparseReducer:
                 f"out must be a contiguous {_kind(grad)} vector of {len(grad)}, got {_kind(out)} {tuple(out.shape)}"
             )
         return out.detach()
-
-    def _open(self, grad: Tensor) -> Tensor:
-        self._dtype = grad.dtype
-        if self._residual is None:
-            self._allocate(len(grad), grad.device)
-        return self.residual
 
     def _allocate(self, n: int, device: torch.device) -> None:
         self._residual = torch.zeros(n, device=device)
@@ -283,11 +317,27 @@ class SparseReducer:
             **{f"{_name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
             "density": self.density,
             "n": len(self.residual),
-            "dtype": str(self._dtype),
+            "dtype": self._dtype,
             "sizes": self.sizes,
             "step": self.step,
             "the sparsifier's state": self.sparsifier.fingerprint(),
         }
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of the gradient that was added to the residual in this step."""
+
+    start: int
+    stop: int
+    before: Tensor
+    hold_back: bool
+    hits: Tensor
+
+
+def _restore_(residual: Tensor, pieces: Sequence[_Piece]) -> None:
+    for piece in pieces:
+        residual[piece.start : piece.stop] = piece.before
 
 
 class _Clock:
@@ -296,16 +346,22 @@ class _Clock:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.seconds: dict[str, float] = {}
-        self._last, self._waited = time.perf_counter(), ledger.total.seconds
+        self.skip()
+
+    def skip(self) -> None:
+        """What happened since the last lap belongs to no phase."""
+        self._last, self._waited = time.perf_counter(), self.ledger.total.seconds
 
     def lap(self, phase: str) -> None:
-        now, waited = time.perf_counter(), self.ledger.total.seconds
-        self.seconds[phase] = now - self._last - (waited - self._waited)
-        self._last, self._waited = now, waited
+        spent = time.perf_counter() - self._last - (self.ledger.total.seconds - self._waited)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        self.skip()
 
 
 def _write_(out: Tensor, sent: Exchanged) -> None:
-    if sent.indices is None:
+    if not sent.finite:
+        out.fill_(math.nan)
+    elif sent.indices is None:
         out.copy_(sent.values)
         sent.values.zero_()  # the dense exchange leaves its mean in the accumulator
     else:
