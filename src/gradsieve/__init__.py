@@ -1,9 +1,13 @@
 """Data-parallel PyTorch training over slow networks: send only the part of the gradient that matters."""
 
 from gradsieve._version import __version__
+from gradsieve.checkpoint import CheckpointError
 from gradsieve.collectives import AllGather, AllReduce, Broadcast, Program
+from gradsieve.ddp import Sieve, sparsify
 from gradsieve.exchange import Exchanged
 from gradsieve.reducer import SparseReducer, StepReport
+from gradsieve.replicas import ReplicasDiffer
+from gradsieve.schedules import dgc_warm_up
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, Window, make_sparsifier
 from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
 
@@ -12,10 +16,13 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Broadcast",
+    "CheckpointError",
     "Exchanged",
     "Meter",
     "ProcessGroupWorld",
     "Program",
+    "ReplicasDiffer",
+    "Sieve",
     "SparseReducer",
     "Sparsifier",
     "Step",
@@ -24,5 +31,7 @@ __all__ = [
     "Window",
     "WorkersDiverged",
     "__version__",
+    "dgc_warm_up",
     "make_sparsifier",
+    "sparsify",
 ]

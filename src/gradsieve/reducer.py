@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,7 @@ class SparseReducer:
         sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
             one tensor.
         measure: whether reports contain the residual's norm, which costs one more pass over it.
+        labels: what else must be the same on all workers, by name; compared before the first step.
 
     >>> from gradsieve import VirtualWorld, make_sparsifier
     >>> world = VirtualWorld(2)
@@ -90,6 +91,7 @@ class SparseReducer:
         world_size: int,
         sizes: Sequence[int] | None = None,
         measure: bool = True,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(sparsifier, Sparsifier):
             raise TypeError(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
@@ -103,6 +105,7 @@ class SparseReducer:
         self.sparsifier = sparsifier
         self.rank, self.world_size, self.measure = rank, world_size, measure
         self.sizes = None if sizes is None else list(sizes)
+        self.labels = dict(labels or {})
         self.step = 0
         self.ledger = Ledger()
         self._residual: Tensor | None = None
@@ -207,8 +210,19 @@ class SparseReducer:
         self.step += sent.finite
         return sent
 
+    def abandon(self) -> None:
+        """Take back the pieces that were added, if the step cannot be finished; what they kept must be intact."""
+        _restore_(self.residual, self._pieces)
+        self._pieces = []
+
     def _acting(self, step: Step) -> Sparsifier:
         return self.sparsifier if step.k < step.n else self._everything
+
+    def rescale(self, factor: float) -> None:
+        """Gradients will come multiplied by `factor` from now on (a loss scale changed): so is what is kept."""
+        if self._residual is not None:
+            self._residual.mul_(factor)
+            self.sparsifier.rescale(factor)
 
     def end_step(self) -> StepReport:
         """The report of the step that was just run."""
@@ -317,6 +331,7 @@ class SparseReducer:
             **{f"{_name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
             "density": self.density,
             "n": len(self.residual),
+            **self.labels,
             "dtype": self._dtype,
             "sizes": self.sizes,
             "step": self.step,

@@ -144,16 +144,15 @@ def test_density_is_exact_in_every_step(name: str, world_size: int) -> None:
                 grad[: n // 2] = 0
         group.step(grads)
         assert group.reports[0].union == 200, f"step {step}"
-        assert group.reports[0].collectives <= (6 if step == 0 else 5)
+        # Three; one more where all magnitudes fell below the cut; two for the handshake.
+        assert group.reports[0].collectives <= (5 if step == 0 else 4)
 
 
 def test_three_collectives_when_nothing_jumps() -> None:
     group = Group("exdyna", 0.01, 4)
-    counts = []
     for step in range(40):
         group.step(gradients("normal", 20_000, 4, step))
-        counts.append(group.reports[0].collectives)
-    assert set(counts[9:]) == {3}
+        assert group.reports[0].collectives == (5 if step == 0 else 3)
 
 
 def test_loss_scale_of_65536() -> None:

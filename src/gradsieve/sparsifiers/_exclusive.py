@@ -56,6 +56,9 @@ class Exclusive(Sparsifier):
     def observe(self, sent: Exchanged, step: Step) -> None:
         self._threshold.observe(sum(sent.counts), step.k)
 
+    def rescale(self, factor: float) -> None:
+        self._threshold.rescale(factor)
+
     @property
     def threshold_in_use(self) -> float | None:
         return self._threshold.threshold

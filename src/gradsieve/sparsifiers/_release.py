@@ -102,3 +102,6 @@ class ReleasedThreshold:
     def observe(self, selected: int, k: int) -> None:
         ratio = selected / k
         self.state = [self.level * (FASTER if ratio > ABOVE else DRIFT if ratio > BELOW else SLOWER)]
+
+    def rescale(self, factor: float) -> None:
+        self.state = [self.level * factor]

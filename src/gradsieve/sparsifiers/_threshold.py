@@ -8,13 +8,14 @@ workers would tell each other their counts, so this costs no further collective,
 
 import math
 import struct
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve.collectives import AllGather, AllReduce, Program
-from gradsieve.exchange import narrow
+from gradsieve.collectives import AllGather, Program
 from gradsieve.sparsifiers.base import Step, largest
 
 BINS = 128  # of a histogram of candidates, from the cut upwards; the last one has no upper end
@@ -51,65 +52,70 @@ class MeasuredThreshold:
 
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the k largest magnitudes, each judged by the worker whose span it lies in."""
-        cut, values, table = self.state[0], acc[hits].abs(), None
+        cut, table, edge = self.state[0], None, ops.bin_edge
         if cut is not None:
-            table = yield from _gather_histograms(values, cut, step.world_size)
-        if cut is None or table is None or int(table.sum()) < step.k:  # warming up, or all fell below the cut
-            total = yield AllReduce("histogram", narrow(ops.log_histogram(acc, *span), acc))
-            cut = first_cut(total, enough(step.k))
-            if cut is None:
-                self.counts, self._next = [0] * step.world_size, self.state
-                return hits[:0]
-            hits = ops.select_above(acc, cut, *span)
-            values = acc[hits].abs()
-            table = yield from _gather_histograms(values, cut, step.world_size)
+            edge = partial(fine_edge, cut)
+            table = yield from _gather(fine_histogram(acc[hits].abs(), cut), step)
+        if table is None or int(table.sum()) < step.k:  # warming up, or all fell below the cut
+            edge = ops.bin_edge
+            table = yield from _gather(ops.log_histogram(acc, *span), step)
+            table[:, 0] = 0  # zeros, and what is too small to matter
+            hits = ops.select_above(acc, max(edge(threshold_bin(table, step.k)), edge(1)), *span)
         bin = threshold_bin(table, step.k)
         self.counts = shares(table, bin, step.k)
-        self._next = self._plan(table, cut, bin, step)
-        return hits[_chosen(values, cut, bin, self.counts[step.rank])]
+        self._next = self._plan(table, edge, bin, step)
+        above = edge(bin + 1) if bin + 1 < table.shape[1] else math.inf
+        return hits[_chosen(acc[hits].abs(), edge(bin), above, self.counts[step.rank])]
 
     def observe(self, selected: int, k: int) -> None:
         self.state = self._next
 
-    def _plan(self, table: Tensor, cut: float, bin: int, step: Step) -> list[float | None]:
+    def rescale(self, factor: float) -> None:
+        cut, threshold, *rest = self.state
+        scaled = None if cut is None else _from_bits(_bits(cut * factor))
+        self.state = [scaled, None if threshold is None else threshold * factor, *rest]
+
+    def _plan(self, table: Tensor, edge: Callable[[int], float], bin: int, step: Step) -> list[float | None]:
         """The state after this step."""
         _, last, swing, warm_up = self.state
-        threshold = edge(cut, bin)
+        if not table.any():
+            return self.state
+        threshold = max(edge(bin), ops.bin_edge(1))
         change = 0.0 if last is None else abs(math.log(threshold / last))
         if warm_up:
             return [None, threshold, change, warm_up - 1]
         swing = max(change, FORGET * (swing or 0.0))
-        return [next_cut(table, cut, threshold * math.exp(-CAUTION * swing), step), threshold, swing, 0]
+        return [next_cut(table, edge, threshold * math.exp(-CAUTION * swing), step), threshold, swing, 0]
 
 
-def _chosen(values: Tensor, cut: float, bin: int, count: int) -> Tensor:
-    """Which candidates to send: all above the bin and its largest, `count` together. Only the bin is sorted."""
-    keep = values >= (edge(cut, bin + 1) if bin + 1 < BINS else math.inf)
-    inside = torch.where((values >= edge(cut, bin)) & ~keep)[0]
+def _chosen(values: Tensor, threshold: float, above: float, count: int) -> Tensor:
+    """Which candidates to send: all from `above` on, and the largest below it, down to the threshold."""
+    keep = values >= above
+    inside = torch.where((values >= threshold) & ~keep)[0]
     keep[inside[largest(values[inside], count - int(keep.sum()))]] = True
     return keep
 
 
-def _gather_histograms(candidates: Tensor, cut: float, world_size: int) -> Program[Tensor]:
-    """One row a worker: how many candidates it has in each bin."""
+def fine_histogram(candidates: Tensor, cut: float) -> Tensor:
+    """How many candidates lie in each bin above the cut."""
     bins = (candidates.view(torch.int32) - _bits(cut)) >> BIN_SHIFT
-    own = torch.bincount(bins.clamp_(0, BINS - 1), minlength=BINS).to(torch.int32)
-    rows = yield AllGather("histogram", own[None], [1] * world_size)
+    return torch.bincount(bins.clamp_(0, BINS - 1), minlength=BINS)
+
+
+def fine_edge(cut: float, bin: int) -> float:
+    """The smallest magnitude of a bin of `fine_histogram`."""
+    return _from_bits(_bits(cut) + (bin << BIN_SHIFT))
+
+
+def _gather(histogram: Tensor, step: Step) -> Program[Tensor]:
+    """One row a worker."""
+    rows = yield AllGather("histogram", histogram[None].to(torch.int32), [1] * step.world_size)
     return torch.cat(rows).long()
 
 
 def enough(k: int) -> int:
     """How many candidates to aim at, at least: some more than k, also when k is so small that chance rules."""
     return math.ceil(max(FEWEST * k, k + 5 * math.sqrt(k)))
-
-
-def first_cut(histogram: Tensor, wanted: int) -> float | None:
-    """The highest edge of `ops.log_histogram` with so many magnitudes above it, or the lowest if there is none.
-
-    None if nothing is above the lowest bin, which holds zeros and what is too small to matter.
-    """
-    above = histogram.flip(0).cumsum(0).flip(0)  # above[i]: how many magnitudes are >= bin_edge(i)
-    return ops.bin_edge(max(int((above >= wanted).sum()) - 1, 1)) if above[1] else None
 
 
 def threshold_bin(table: Tensor, k: int) -> int:
@@ -128,16 +134,16 @@ def shares(table: Tensor, bin: int, k: int) -> list[int]:
     return counts
 
 
-def next_cut(table: Tensor, cut: float, wanted: float, step: Step) -> float:
+def next_cut(table: Tensor, edge: Callable[[int], float], wanted: float, step: Step) -> float:
     """A cut near `wanted`, moved so that neither too few nor too many candidates pass it.
 
-    Below the old cut nothing was counted: there `wanted` stands.
+    Below the lowest bin nothing was counted: there `wanted` stands.
     """
     above = table.sum(0).flip(0).cumsum(0).flip(0)
 
     def level(count: int) -> float:
         """The highest edge with so many elements above it."""
-        return edge(cut, max(int((above >= count).sum()) - 1, 0))
+        return edge(max(int((above >= count).sum()) - 1, 0))
 
     fewest = enough(step.k)
     most = max(fewest, min(MOST * step.k, step.n // LARGEST_SHARE))
@@ -145,11 +151,6 @@ def next_cut(table: Tensor, cut: float, wanted: float, step: Step) -> float:
     if above[0] >= most:
         new = max(new, level(most))
     return max(_from_bits(_bits(new)), ops.bin_edge(1))  # as float32 has it, and never so low that zero passes
-
-
-def edge(cut: float, bin: int) -> float:
-    """The smallest magnitude of a bin of the candidates' histogram."""
-    return _from_bits(_bits(cut) + (bin << BIN_SHIFT))
 
 
 def _bits(x: float) -> int:

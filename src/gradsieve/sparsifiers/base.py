@@ -82,6 +82,9 @@ class Sparsifier:
     def observe(self, sent: Exchanged, step: Step) -> None:
         """Learn from what was sent: the only place where state changes."""
 
+    def rescale(self, factor: float) -> None:
+        """Gradients and residual were multiplied by `factor`: so must be thresholds in the state."""
+
     @property
     def threshold_in_use(self) -> float | None:
         """The threshold the next step will use, for reports; None where there is none."""
@@ -107,6 +110,13 @@ class Sparsifier:
                 raise ValueError(f"{name} must be like {_form(getattr(self, name))}, got {_form(value)}")
         for name, value in state_dict.items():
             setattr(self, name, _plain_copy(value))
+
+    def fitting(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A state from another world size, with what depends on that size replaced by what is here."""
+        own = self.state_dict()
+        return {
+            name: state_dict[name] if _form(state_dict.get(name)) == _form(own[name]) else own[name] for name in own
+        }
 
     def shared_state(self) -> dict[str, Any]:
         """The part of the state that is the same on all workers."""

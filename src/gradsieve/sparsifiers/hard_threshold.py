@@ -4,7 +4,9 @@ Sahu et al., "Rethinking gradient sparsification as total error minimization", N
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,17 +23,29 @@ class HardThreshold(Sparsifier):
     """
 
     threshold: float | None = None
+    SHARED: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
             positive("threshold", self.threshold)
 
+    def setup(self, step: Step, sizes: Sequence[int]) -> None:
+        self.scale = 1.0  # the threshold is meant for gradients as they are, not for a loss scale's multiples
+        self._used: float | None = None
+
     def window(self, step: Step) -> Window:
-        threshold = authors_rule(step.k) if self.threshold is None else self.threshold
-        return Window(threshold, 0, step.n)
+        self._used = self.scale * (authors_rule(step.k) if self.threshold is None else self.threshold)
+        return Window(self._used, 0, step.n)
 
     def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
         return hits
+
+    def rescale(self, factor: float) -> None:
+        self.scale *= factor
+
+    @property
+    def threshold_in_use(self) -> float | None:
+        return self._used
 
 
 def authors_rule(k: int) -> float:
