@@ -188,19 +188,22 @@ class SparseReducer:
                 _restore_(acc, pieces)
                 hits = ops.select_above(acc, *self._window)
                 pulse.fill_(math.nan)
-            held_back = [piece for piece in pieces if piece.hold_back]
-            for piece in held_back:
-                acc[piece.start : piece.stop] = 0
+            held_back = [(acc[p.start : p.stop], acc[p.start : p.stop].clone()) for p in pieces if p.hold_back]
+            for part, _ in held_back:
+                part.zero_()
             picked = yield from sparsifier.select(acc, hits, step)
             clock.lap("select")
             sent = yield from sparsifier.exchange(acc, picked, pulse, step)
-            _restore_(acc, held_back if sent.finite else pieces)
             if sent.finite:
                 for piece in pieces:
                     sparsifier.settle_(acc[piece.start : piece.stop], piece.before)
+            else:
+                _restore_(acc, pieces)
             committed = True
             write(sent)
             if sent.finite:
+                for part, kept in held_back:
+                    part.copy_(kept)
                 sparsifier.observe(sent, step)
         finally:
             if not committed:  # a worker failed, or the world gave up: as if the step had not begun
