@@ -35,8 +35,9 @@ format: $(READY) ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure the kernels, write benchmarks/data/kernels.csv
+bench: $(READY) ## measure kernels and steps, write benchmarks/data/*.csv (3 minutes)
 	$(BIN)/gradsieve bench kernels --out benchmarks/data/kernels.csv
+	$(BIN)/gradsieve bench step --out benchmarks/data/step.csv
 
 clean: ## remove everything that was built
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -46,6 +46,8 @@ def test_demo_as_json_is_the_same_every_time() -> None:
         (("demo", "--steps", "0"), "steps must be at least 1, got 0"),
         (("demo", "--sparsifiers", "dense,none"), "sparsifier must be one of dense, topk"),
         (("bench", "kernels", "--n", "5"), "n must be at least 1000000, got 5"),
+        (("bench", "step", "--workers", "2,x"), "workers must be a whole number, got 'x'"),
+        (("bench", "step", "--density", "0"), "density must be in (0, 1], got 0.0"),
         (("bench", "kernels", "--out", "."), "out must be a file, got the folder ."),
     ],
 )
@@ -89,3 +91,14 @@ def test_bench_kernels_writes_rows(tmp_path: Path) -> None:
     assert all(float(row["median"]) > 0 and row["machine"] and row["date"] for row in rows if row["unit"] == "ms")
     assert len([row for row in rows if row["goal"]]) == 5
     assert [p.name for p in out.parent.iterdir()] == ["kernels.csv"]
+
+
+@pytest.mark.slow
+def test_bench_step_writes_rows(tmp_path: Path) -> None:
+    out = tmp_path / "step.csv"
+    done = run("bench", "step", "--workers", "2", "--repeats", "2", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(out.open()))
+    assert {"plain DDP", "exdyna", "fp16 hook", "compute alone"} <= {row["case"] for row in rows}
+    assert [row["goal"] for row in rows if row["case"] == "exdyna"] == ["<= 1x"]
+    assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gradsieve._check import at_least
+from gradsieve._check import at_least, fraction
+from gradsieve.bench.timing import Row, write_csv
 from gradsieve.conditions import conditions
 
 app = typer.Typer(
@@ -103,13 +104,11 @@ def kernels(
 ) -> None:
     """The kernels and a whole step of one worker against passes over the same memory."""
     from gradsieve.bench.kernels import bench_kernels
-    from gradsieve.bench.timing import write_csv
 
     with _clear_errors():
         at_least("n", n, 1_000_000)
         at_least("repeats", repeats, 1)
-        if out is not None and out.is_dir():
-            raise ValueError(f"out must be a file, got the folder {out}")
+        _check_out(out)
     with _progress(hidden=as_json) as progress:
         task = progress.add_task("", total=None)
 
@@ -122,30 +121,45 @@ def kernels(
     if as_json:
         _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
         return
-    table = _table(
-        f"n = {n:,} float32, one thread, medians of {repeats}",
-        ["case", "d", "P"],
-        ["median", "ratio", "goal", "met"],
-    )
-    for row in rows:
-        unit = " ms" if row.unit == "ms" else ""
-        table.add_row(
-            row.case,
-            f"{row.density:g}",
-            str(row.workers),
-            f"{row.median:.2f}{unit}",
-            f"{row.ratio:.2f}",
-            row.goal,
-            row.met,
-        )
-    console = Console(width=80)
-    console.print(table)
-    console.print(
+    _print_rows(rows, f"n = {n:,} float32, one thread, medians of {repeats}")
+    Console(width=80).print(
         "ratio: to x.sum() for kernels that read (and once to torch.where), to "
         "residual.add_(grad) for those that accumulate and for the step, to P = 1 for the "
         "selection, to n floats for the memory.\n" + _foot(),
         highlight=False,
     )
+
+
+@bench_app.command()
+def step(
+    workers: Annotated[str, typer.Option(help="Numbers of processes, separated by commas.")] = "4,2",
+    density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
+    repeats: Annotated[int, typer.Option(help="Steps of each case; medians are reported.")] = 30,
+    out: Annotated[Path | None, typer.Option(help="Write the rows to this CSV file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A DDP step of 10.5M parameters over gloo on loopback: ours, plain DDP, torch's own hooks."""
+    from gradsieve.bench.step import bench_step
+
+    with _clear_errors():
+        fraction("density", density)
+        at_least("repeats", repeats, 1)
+        numbers = [at_least("workers", _whole("workers", part), 1) for part in workers.split(",")]
+        _check_out(out)
+    rows = []
+    with _progress(hidden=as_json) as progress:
+        task = progress.add_task("", total=len(numbers))
+        for number in numbers:
+            progress.update(task, description=f"{number} processes")
+            rows += bench_step(number, density, repeats)
+            progress.advance(task)
+    if out is not None:
+        write_csv(rows, out)
+    if as_json:
+        _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
+        return
+    _print_rows(rows, f"10 linear layers of 1024, batch 32, loopback, medians of {repeats} steps")
+    Console(width=80).print("ratio: to plain DDP with as many processes (P).\n" + _foot(), highlight=False)
 
 
 @app.command()
@@ -182,6 +196,27 @@ def _refuse(sentence: str) -> NoReturn:
 def _progress(hidden: bool) -> Progress:
     columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True)
+
+
+def _check_out(out: Path | None) -> None:
+    if out is not None and out.is_dir():
+        raise ValueError(f"out must be a file, got the folder {out}")
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, got {text!r}") from None
+
+
+def _print_rows(rows: list[Row], title: str) -> None:
+    table = _table(title, ["case", "d", "P"], ["median", "ratio", "goal", "met"])
+    for row in rows:
+        unit = " ms" if row.unit == "ms" else ""
+        figures = (f"{row.median:.2f}{unit}", f"{row.ratio:.2f}", row.goal, row.met)
+        table.add_row(row.case, f"{row.density:g}", str(row.workers), *figures)
+    Console(width=80).print(table)
 
 
 def _table(title: str, words: list[str], figures: list[str]) -> Table:

@@ -97,15 +97,14 @@ def _make(case: str, rank: int, density: float) -> Callable[[], None]:
     inputs = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(rank))
     if case != "compute alone":
         # torch's PowerSGD hangs on gloo when there are several buckets.
-        model = DistributedDataParallel(model, bucket_cap_mb=1000 if case.startswith("PowerSGD") else None)
-    if case == "fp16 hook":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif case.startswith("PowerSGD"):
-        rank_of_matrices = int(case.split()[-1])
-        state = powerSGD_hook.PowerSGDState(None, rank_of_matrices, start_powerSGD_iter=2)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif case not in (PLAIN, "compute alone"):
-        sparsify(model, case, density=density)
+        model = ddp = DistributedDataParallel(model, bucket_cap_mb=1000 if case.startswith("PowerSGD") else None)
+        if case == "fp16 hook":
+            ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif case.startswith("PowerSGD"):
+            state = powerSGD_hook.PowerSGDState(None, int(case.split()[-1]), start_powerSGD_iter=2)
+            ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif case != PLAIN:
+            sparsify(ddp, case, density=density)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
