@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradsieve
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1)))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=10)
@@ -35,6 +34,11 @@ def main() -> None:
             print(f"step {step}: loss {loss:.3f}, scale {scaler.get_scale():g}, all finite: {sieve.report.finite}")
 
     sieve.check_replicas()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

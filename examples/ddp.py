@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradsieve
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10)))
     sieve = gradsieve.sparsify(model, "exdyna", density=0.01)
@@ -30,6 +29,11 @@ def main() -> None:
             print(f"step {step}: loss {loss:.3f}, sent {sieve.report.density:.2%}, {sieve.report.bytes_sent} bytes")
 
     sieve.check_replicas()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    train()
     dist.destroy_process_group()
 
 

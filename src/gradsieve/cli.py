@@ -139,7 +139,7 @@ def step(
     as_json: AsJson = False,
 ) -> None:
     """A DDP step of 10.5M parameters over gloo on loopback: ours, plain DDP, torch's own hooks."""
-    from gradsieve.bench.step import bench_step
+    from gradsieve.bench.step import bench_memory, bench_step
 
     with _clear_errors():
         fraction("density", density)
@@ -153,13 +153,17 @@ def step(
             progress.update(task, description=f"{number} processes")
             rows += bench_step(number, density, repeats)
             progress.advance(task)
+        rows.append(bench_memory(min(numbers), density))
     if out is not None:
         write_csv(rows, out)
     if as_json:
         _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
         return
     _print_rows(rows, f"10 linear layers of 1024, batch 32, loopback, medians of {repeats} steps")
-    Console(width=80).print("ratio: to plain DDP with as many processes (P).\n" + _foot(), highlight=False)
+    Console(width=80).print(
+        "ratio: to plain DDP with as many processes (P); memory in float32 copies of the model.\n" + _foot(),
+        highlight=False,
+    )
 
 
 @app.command()

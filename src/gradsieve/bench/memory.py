@@ -24,9 +24,9 @@ def peak_extra_fraction(n: int, density: float) -> float:
 
 def _measure(n: int, density: float) -> float:
     _steps(70_000, density)  # compiles
-    peak_before, resident = _status("VmHWM"), _status("VmRSS")
+    peak_before, resident = process_status("VmHWM"), process_status("VmRSS")
     _steps(n, density)
-    peak, residual_and_gradient = _status("VmHWM"), 2 * 4 * n
+    peak, residual_and_gradient = process_status("VmHWM"), 2 * 4 * n
     if peak == peak_before:
         raise ValueError(f"n must be large enough to be seen beside the program itself, got {n}")
     return (peak - resident - residual_and_gradient) / (4 * n)
@@ -40,7 +40,7 @@ def _steps(n: int, density: float) -> None:
         VirtualWorld(1).run([reducer.reduce(grad, out=grad)])
 
 
-def _status(field: str) -> int:
+def process_status(field: str) -> int:
     """A field of this process's status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -1,5 +1,6 @@
 """A training step over real gloo processes on loopback: ours beside plain DDP and torch's own hooks."""
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -15,10 +16,16 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from gradsieve.bench.memory import process_status
 from gradsieve.bench.timing import Row, spread
 from gradsieve.ddp import sparsify
+from gradsieve.reducer import SparseReducer
+from gradsieve.sparsifiers import make_sparsifier
+from gradsieve.worlds.virtual import VirtualWorld
 
 LAYERS, WIDTH, BATCH = 10, 1024, 32
+N = LAYERS * (WIDTH * WIDTH + WIDTH)
+WARM_UP = 12  # steps that do not count
 PLAIN = "plain DDP"
 GOALS = {2: 1.0, 4: 0.9}  # times plain DDP, by number of processes
 CASES = (PLAIN, "fp16 hook", "PowerSGD rank 1", "topk", "cltk", "micro", "exdyna", "compute alone")
@@ -26,42 +33,53 @@ CASES = (PLAIN, "fp16 hook", "PowerSGD rank 1", "topk", "cltk", "micro", "exdyna
 
 def bench_step(workers: int, density: float, repeats: int, cases: tuple[str, ...] = CASES) -> list[Row]:
     """One row a case, of the slowest worker; all cases take turns in the same processes."""
-    n = LAYERS * (WIDTH * WIDTH + WIDTH)
+    times = _run(_times, workers, density, repeats, cases)
+    slowest = {case: [max(parts) for parts in zip(*(t[case] for t in times), strict=True)] for case in cases}
+    rows = {case: Row("step", case, N, density, workers, *spread(slowest[case]), "ms") for case in cases}
+    goals = {"exdyna": GOALS.get(workers)}
+    return [row.with_ratio(rows[PLAIN], at_most=goals.get(case)) for case, row in rows.items()]
+
+
+def bench_memory(workers: int, density: float) -> Row:
+    """What the hook adds to the peak of a process, in copies of the model: each case in processes of its own."""
+    plain, ours = (max(_run(_peak, workers, density, case)) for case in (PLAIN, "exdyna"))
+    extra = (ours - plain) / (4 * N)
+    row = Row("memory", "exdyna beyond plain DDP", N, density, workers, extra, extra, extra, "models")
+    model = Row("memory", "one float32 model", N, density, workers, 1.0, 1.0, 1.0, "models")
+    return row.with_ratio(model, at_most=1.1)
+
+
+def _run(work: Callable[..., Any], workers: int, *arguments: Any) -> list[Any]:
+    """`work(rank, *arguments)` in gloo processes on loopback; the result of each."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         results = context.Queue()
-        arguments = (workers, folder, density, repeats, cases, results)
-        processes = [context.Process(target=_work, args=(rank, *arguments), daemon=True) for rank in range(workers)]
+        processes = [
+            context.Process(target=_enter, args=(work, rank, workers, folder, results, arguments), daemon=True)
+            for rank in range(workers)
+        ]
         for process in processes:
             process.start()
         try:
-            times = [_next(results, processes) for _ in processes]
+            return [_next(results, processes) for _ in processes]
         finally:
             for process in processes:
                 process.join(30)
                 if process.is_alive():
                     process.kill()
-    slowest = {case: [max(parts) for parts in zip(*(t[case] for t in times), strict=True)] for case in cases}
-    rows = {case: Row("step", case, n, density, workers, *spread(slowest[case]), "ms") for case in cases}
-    plain = rows[PLAIN]
-    return [
-        row.with_ratio(plain, at_most=GOALS.get(workers) if case == "exdyna" else None)
-        for case, row in rows.items()
-    ]
 
 
-def _next(results: Any, processes: list[Any]) -> dict[str, list[float]]:
-    """The next worker's times; raises if one died without any."""
+def _next(results: Any, processes: list[Any]) -> Any:
+    """The next worker's result; raises if one died without any."""
     while results.empty():
         if any(process.exitcode not in (None, 0) for process in processes):
             raise RuntimeError("a worker of the benchmark died; its traceback is above")
         time.sleep(0.05)
-    times: dict[str, list[float]] = results.get()
-    return times
+    return results.get()
 
 
-def _work(
-    rank: int, workers: int, folder: str, density: float, repeats: int, cases: tuple[str, ...], results: Any
+def _enter(
+    work: Callable[..., Any], rank: int, workers: int, folder: str, results: Any, arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -72,19 +90,35 @@ def _work(
         world_size=workers,
         timeout=timedelta(seconds=120),
     )
+    results.put(work(rank, *arguments))
+    gc.collect()  # models that outlive their process group can crash gloo at exit
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _times(rank: int, density: float, repeats: int, cases: tuple[str, ...]) -> dict[str, list[float]]:
     steps = {case: _make(case, rank, density) for case in cases}
     times: dict[str, list[float]] = {case: [] for case in cases}
-    warm_up = 12
-    for round_ in range(warm_up + repeats):
+    for round_ in range(WARM_UP + repeats):
         for case, step in steps.items():
             dist.barrier()
             started = time.perf_counter()
             step()
-            if round_ >= warm_up:
+            if round_ >= WARM_UP:
                 times[case].append((time.perf_counter() - started) * 1e3)
-    results.put(times)
-    dist.barrier()
-    dist.destroy_process_group()
+    return times
+
+
+def _peak(rank: int, density: float, case: str) -> int:
+    """The peak of a process that trains, beyond what it held before; kernels are compiled first in any case."""
+    reducer = SparseReducer(make_sparsifier("exdyna"), 0.01, rank=0, world_size=1)
+    for _ in range(10):
+        VirtualWorld(1).run([reducer.reduce(torch.randn(70_000))])
+    before = process_status("VmRSS")
+    step = _make(case, rank, density)
+    for _ in range(WARM_UP):
+        step()
+    return process_status("VmHWM") - before
 
 
 def _make(case: str, rank: int, density: float) -> Callable[[], None]:
