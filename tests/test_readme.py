@@ -1,6 +1,9 @@
 """What the README shows, works; what it says of itself, is true."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +28,58 @@ def test_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z-]+)", TEXT):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+MINIMAL = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(10, 10), nn.Linear(10, 5)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+def train():
+    model = Toy()
+    model = DistributedDataParallel(model)
+    loss_fn = nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    optimizer.zero_grad()
+    outputs = model(torch.randn(20, 10))
+    loss_fn(outputs, torch.randn(20, 5)).backward()
+    optimizer.step()
+    print(f"rank {dist.get_rank()} done\\n", end="", flush=True)
+
+
+dist.init_process_group("gloo")
+train()
+dist.destroy_process_group()
+"""
+
+
+def test_the_diff_applies_to_a_minimal_ddp_script(tmp_path: Path) -> None:
+    """The line that the README adds, behind the line that it shows before it, and nothing else but the import."""
+    diff = re.search(r"```diff\n(.*?)```", TEXT, re.DOTALL)
+    assert diff is not None
+    before, added = (line[1:] for line in diff[1].splitlines()[:2])
+    assert f"    {before}\n" in MINIMAL
+    script = MINIMAL.replace(f"    {before}\n", f"    {before}\n    {added}\n")
+    path = tmp_path / "minimal.py"
+    path.write_text("import gradsieve\n" + script)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "--rdzv-endpoint", "localhost:0", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 done" in done.stdout
+    assert "rank 1 done" in done.stdout

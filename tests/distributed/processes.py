@@ -15,7 +15,8 @@ import torch.multiprocessing as mp
 
 def run_processes(work: Callable[..., Any], world_size: int, folder: Path, *args: Any) -> list[Any]:
     """`work(rank, world_size, *args)` in each of `world_size` processes; returns their results in rank order."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["gradsieve", "torch.distributed", "pytest", "hypothesis"])  # imported only once
     processes = [
         context.Process(target=_enter, args=(work, rank, world_size, folder, args)) for rank in range(world_size)
     ]
