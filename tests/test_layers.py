@@ -14,6 +14,7 @@ ORDER = [
     "exchange",
     "sparsifiers",
     "handshake",
+    "steps",
     "reducer",
     "worlds",
     "schedules",

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gradsieve import SparseReducer, VirtualWorld, make_sparsifier
+from gradsieve import Exchanged, SparseReducer, VirtualWorld, make_sparsifier
+from gradsieve.reducer import _write_
 from helpers import Group, assert_same, gradients
 
 
@@ -168,3 +169,54 @@ def test_gradient_is_not_changed_unless_it_is_out() -> None:
 def test_gradient_that_requires_grad() -> None:
     update = VirtualWorld(1).run([make().reduce(torch.ones(10, requires_grad=True))])[0]
     assert not update.requires_grad
+
+
+def run_in_pieces(
+    group: Group, grads: list[torch.Tensor], edges: list[int], held: dict[int, set[int]]
+) -> list[torch.Tensor]:
+    """A step whose gradient comes in pieces, last one first, as DDP's buckets do; `held` are (rank: pieces)."""
+    outs, programs = [grad.clone() for grad in grads], []
+    for rank, (reducer, out) in enumerate(zip(group.reducers, outs, strict=True)):
+        reducer.open(len(out), out.device)
+        for number in reversed(range(len(edges) - 1)):
+            piece = out[edges[number] : edges[number + 1]]
+            reducer.add(piece, edges[number], piece, hold_back=number in held.get(rank, set()))
+
+        def write(sent: Exchanged, out: torch.Tensor = out) -> None:
+            _write_(out, sent)
+
+        programs.append(reducer.finish(write))
+    group.world.run(programs)
+    group.reports = [reducer.end_step() for reducer in group.reducers]
+    return outs
+
+
+def test_pieces_make_the_same_step(sparsifier: str) -> None:
+    whole, pieces = Group(sparsifier, 0.05, 3), Group(sparsifier, 0.05, 3)
+    for step in range(15):
+        grads = gradients("normal", 1_000, 3, step)
+        expected = whole.step(grads)
+        found = run_in_pieces(pieces, grads, [0, 1, 300, 301, 900, 1_000], {})
+        assert torch.equal(found[0], expected[0]), f"step {step}"
+    for one, other in zip(whole.residuals(1_000), pieces.residuals(1_000), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_pieces_that_are_held_back(sparsifier: str, bad: bool) -> None:
+    """Their residual stays to the last bit, also in a step that the worker who holds back calls off itself."""
+    group, edges = Group(sparsifier, 0.05, 2), [0, 400, 1_000]
+    for step in range(12):
+        run_in_pieces(group, gradients("normal", 1_000, 2, step), edges, {})
+    before = group.residuals(1_000)
+    grads = gradients("normal", 1_000, 2, 99)
+    grads[0][400:] = 0
+    if bad:
+        grads[0][7] = math.nan
+    run_in_pieces(group, grads, edges, {0: {1}})
+    after = group.residuals(1_000)
+    assert torch.equal(after[0][400:], before[0][400:])
+    assert group.reports[0].finite != bad
+    assert torch.equal(after[1], before[1]) == bad or sparsifier == "dense"
+    run_in_pieces(group, gradients("normal", 1_000, 2, 100), edges, {})
+    assert group.reports[0].finite

@@ -5,10 +5,11 @@ from gradsieve.checkpoint import CheckpointError
 from gradsieve.collectives import AllGather, AllReduce, Broadcast, Program
 from gradsieve.ddp import Sieve, sparsify
 from gradsieve.exchange import Exchanged
-from gradsieve.reducer import SparseReducer, StepReport
+from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import ReplicasDiffer
 from gradsieve.schedules import dgc_warm_up
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, Window, make_sparsifier
+from gradsieve.steps import StepReport
 from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
 
 __all__ = [

@@ -116,10 +116,7 @@ def kernels(
             progress.update(task, description=what, completed=done, total=total)
 
         rows = bench_kernels(n, repeats, advance)
-    if out is not None:
-        write_csv(rows, out)
-    if as_json:
-        _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
+    if _deliver(rows, out, as_json):
         return
     _print_rows(rows, f"n = {n:,} float32, one thread, medians of {repeats}")
     Console(width=80).print(
@@ -154,10 +151,7 @@ def step(
             rows += bench_step(number, density, repeats)
             progress.advance(task)
         rows.append(bench_memory(min(numbers), density))
-    if out is not None:
-        write_csv(rows, out)
-    if as_json:
-        _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
+    if _deliver(rows, out, as_json):
         return
     _print_rows(rows, f"10 linear layers of 1024, batch 32, loopback, medians of {repeats} steps")
     Console(width=80).print(
@@ -200,6 +194,15 @@ def _refuse(sentence: str) -> NoReturn:
 def _progress(hidden: bool) -> Progress:
     columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True)
+
+
+def _deliver(rows: list[Row], out: Path | None, as_json: bool) -> bool:
+    """Write the rows where they are wanted; says whether nothing else is to be printed."""
+    if out is not None:
+        write_csv(rows, out)
+    if as_json:
+        _print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
+    return as_json
 
 
 def _check_out(out: Path | None) -> None:

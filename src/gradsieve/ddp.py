@@ -17,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve import checkpoint, ops
 from gradsieve._check import at_least
 from gradsieve.exchange import Exchanged
-from gradsieve.reducer import SparseReducer, StepReport
+from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import check_replicas
 from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
+from gradsieve.steps import StepReport
 from gradsieve.worlds import Meter, ProcessGroupWorld
 
 

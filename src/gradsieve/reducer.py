@@ -1,7 +1,6 @@
 """The reducer: one worker's residual and step counter, and the way of a gradient through a step."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,46 +16,10 @@ from gradsieve.exchange import Exchanged
 from gradsieve.handshake import handshake
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
 from gradsieve.sparsifiers.dense import Dense
+from gradsieve.steps import Clock, StepReport
 
 STATE_VERSION = 1
 _FLOAT32 = 4
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did. Everything but `residual_norm`, bytes and seconds is the same on all workers."""
-
-    step: int
-    n: int
-    k: int  # the target: density * n
-    finite: bool  # False: some gradient was not finite, the step was called off
-    counts: list[int]  # how many positions each worker put forward
-    union: int  # how many positions the update covers
-    threshold: float | None
-    residual_norm: float | None  # None unless the reducer was made with measure=True
-    bytes_sent: int  # handed to collectives, padding included
-    ring_bytes: float  # what rings would put on the wire per worker
-    collectives: int
-    seconds: dict[str, float]  # by phase: accumulate, select, write, communicate
-
-    @property
-    def selected(self) -> int:
-        return sum(self.counts)
-
-    @property
-    def density(self) -> float:
-        """The fraction of the gradient that the update covers."""
-        return self.union / self.n
-
-    @property
-    def imbalance(self) -> float:
-        """`max(counts) * world_size / sum(counts)`: 1 is perfect; it is the padding factor of an all-gather."""
-        return max(self.counts) * len(self.counts) / self.selected if self.selected else 1.0
-
-    @property
-    def buildup(self) -> float:
-        """Positions sent for each one asked for."""
-        return self.union / self.k
 
 
 class SparseReducer:
@@ -153,7 +116,7 @@ class SparseReducer:
         """
         if not self._pieces:
             self.ledger, self._finite = Ledger(), torch.tensor(True, device=grad.device)
-            self._clock = _Clock(self.ledger)
+            self._clock = Clock(self.ledger)
             self._now = self._step()
             self._window = self._acting(self._now).window(self._now)
         self._clock.skip()
@@ -181,16 +144,16 @@ class SparseReducer:
                 yield from handshake(self.rank, self.world_size, self._settings())
                 self._agreed = True
                 clock.skip()
-            hits, pulse = torch.cat([piece.hits for piece in pieces]), acc.new_zeros(1)
-            if not self._finite:
+            healthy, pulse = bool(self._finite), acc.new_zeros(1)
+            if not healthy:
                 # No algorithm ever sees a value that is not finite: this worker takes part with its old residual
                 # and tells the others through the pulse.
                 _restore_(acc, pieces)
-                hits = ops.select_above(acc, *self._window)
                 pulse.fill_(math.nan)
             held_back = [(acc[p.start : p.stop], acc[p.start : p.stop].clone()) for p in pieces if p.hold_back]
             for part, _ in held_back:
                 part.zero_()
+            hits = torch.cat([p.hits for p in pieces]) if healthy else ops.select_above(acc, *self._window)
             picked = yield from sparsifier.select(acc, hits, step)
             clock.lap("select")
             sent = yield from sparsifier.exchange(acc, picked, pulse, step)
@@ -234,7 +197,7 @@ class SparseReducer:
         report, self._report = self._report, None
         return report
 
-    def _make_report(self, step: Step, sparsifier: Sparsifier, sent: Exchanged, clock: "_Clock") -> StepReport:
+    def _make_report(self, step: Step, sparsifier: Sparsifier, sent: Exchanged, clock: Clock) -> StepReport:
         total = self.ledger.total
         return StepReport(
             step=step.index,
@@ -356,24 +319,6 @@ class _Piece:
 def _restore_(residual: Tensor, pieces: Sequence[_Piece]) -> None:
     for piece in pieces:
         residual[piece.start : piece.stop] = piece.before
-
-
-class _Clock:
-    """Seconds by phase, without those spent waiting for replies."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.seconds: dict[str, float] = {}
-        self.skip()
-
-    def skip(self) -> None:
-        """What happened since the last lap belongs to no phase."""
-        self._last, self._waited = time.perf_counter(), self.ledger.total.seconds
-
-    def lap(self, phase: str) -> None:
-        spent = time.perf_counter() - self._last - (self.ledger.total.seconds - self._waited)
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
-        self.skip()
 
 
 def _write_(out: Tensor, sent: Exchanged) -> None:

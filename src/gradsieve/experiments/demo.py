@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gradsieve._check import at_least, fraction
-from gradsieve.reducer import SparseReducer, StepReport
+from gradsieve.reducer import SparseReducer
 from gradsieve.sparsifiers import make_sparsifier
+from gradsieve.steps import StepReport
 from gradsieve.worlds.virtual import VirtualWorld
 
 BATCH = 16

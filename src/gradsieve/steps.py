@@ -1,0 +1,61 @@
+"""What is said of one step: a report, and the clock that measures its phases."""
+
+import time
+from dataclasses import dataclass
+
+from gradsieve.collectives import Ledger
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. Everything but `residual_norm`, bytes and seconds is the same on all workers."""
+
+    step: int
+    n: int
+    k: int  # the target: density * n
+    finite: bool  # False: some gradient was not finite, the step was called off
+    counts: list[int]  # how many positions each worker put forward
+    union: int  # how many positions the update covers
+    threshold: float | None
+    residual_norm: float | None  # None unless the reducer was made with measure=True
+    bytes_sent: int  # handed to collectives, padding included
+    ring_bytes: float  # what rings would put on the wire per worker
+    collectives: int
+    seconds: dict[str, float]  # by phase: accumulate, select, write, communicate
+
+    @property
+    def selected(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def density(self) -> float:
+        """The fraction of the gradient that the update covers."""
+        return self.union / self.n
+
+    @property
+    def imbalance(self) -> float:
+        """`max(counts) * world_size / sum(counts)`: 1 is perfect; it is the padding factor of an all-gather."""
+        return max(self.counts) * len(self.counts) / self.selected if self.selected else 1.0
+
+    @property
+    def buildup(self) -> float:
+        """Positions sent for each one asked for."""
+        return self.union / self.k
+
+
+class Clock:
+    """Seconds by phase, without those spent waiting for replies."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.seconds: dict[str, float] = {}
+        self.skip()
+
+    def skip(self) -> None:
+        """What happened since the last lap belongs to no phase."""
+        self._last, self._waited = time.perf_counter(), self.ledger.total.seconds
+
+    def lap(self, phase: str) -> None:
+        spent = time.perf_counter() - self._last - (self.ledger.total.seconds - self._waited)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        self.skip()
