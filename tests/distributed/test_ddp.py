@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,27 @@ def test_a_dead_rank_surfaces_as_an_error(tmp_path: Path) -> None:
 
     words = pickle.loads((tmp_path / "0.pkl").read_bytes())
     assert "onnection" in words, words
+
+
+def _stalls(rank: int, world_size: int) -> str:
+    model = DDP(network())
+    sparsify(model, density=DENSITY, process_group=dist.new_group(timeout=timedelta(seconds=4)))
+    started = time.monotonic()
+    try:
+        for step in range(4):
+            if rank == 1 and step == 2:
+                time.sleep(9)
+            square(step, rank)(model).backward()
+    except RuntimeError as error:
+        assert time.monotonic() - started < 30
+        return str(error)
+    return "nothing happened"
+
+
+def test_a_rank_that_stalls_surfaces_as_a_timeout(tmp_path: Path) -> None:
+    first, second = run_processes(_stalls, 2, tmp_path)
+    assert "Timed out" in first, first
+    assert second != "nothing happened"
 
 
 def _check_replicas(rank: int, world_size: int) -> list[str]:
