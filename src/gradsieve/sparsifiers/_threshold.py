@@ -52,20 +52,21 @@ class MeasuredThreshold:
 
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the k largest magnitudes, each judged by the worker whose span it lies in."""
-        cut, table, edge = self.state[0], None, ops.bin_edge
+        cut, table, edge, values = self.state[0], None, ops.bin_edge, acc[hits].abs()
         if cut is not None:
             edge = partial(fine_edge, cut)
-            table = yield from _gather(fine_histogram(acc[hits].abs(), cut), step)
+            table = yield from _gather(fine_histogram(values, cut), step)
         if table is None or int(table.sum()) < step.k:  # warming up, or all fell below the cut
             edge = ops.bin_edge
             table = yield from _gather(ops.log_histogram(acc, *span), step)
             table[:, 0] = 0  # zeros, and what is too small to matter
             hits = ops.select_above(acc, max(edge(threshold_bin(table, step.k)), edge(1)), *span)
+            values = acc[hits].abs()
         bin = threshold_bin(table, step.k)
         self.counts = shares(table, bin, step.k)
         self._next = self._plan(table, edge, bin, step)
         above = edge(bin + 1) if bin + 1 < table.shape[1] else math.inf
-        return hits[_chosen(acc[hits].abs(), edge(bin), above, self.counts[step.rank])]
+        return hits[_chosen(values, edge(bin), above, self.counts[step.rank])]
 
     def observe(self, selected: int, k: int) -> None:
         self.state = self._next
