@@ -1,0 +1,160 @@
+"""When things go wrong: wrong arguments, workers that differ, die or stall, replicas that drift apart."""
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import run_processes
+from test_ddp import DENSITY, WIDTH, network, square
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gradsieve import ReplicasDiffer, make_sparsifier, sparsify
+
+
+def _refusals(rank: int, world_size: int) -> None:
+    def refuses(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
+        with pytest.raises(error, match=words):
+            call()
+
+    model = DDP(network())
+    refuses(TypeError, "ddp_model must be a DistributedDataParallel, got Sequential", lambda: sparsify(network()))
+    refuses(ValueError, r"density must be in \(0, 1\], got 2", lambda: sparsify(model, density=2))
+    refuses(ValueError, "sparsifier must be one of dense", lambda: sparsify(model, "nonsense"))
+    refuses(ValueError, "dense_steps must be at least 0, got -1", lambda: sparsify(model, dense_steps=-1))
+    refuses(ValueError, "check_every must be at least 0, got -5", lambda: sparsify(model, check_every=-5))
+    refuses(
+        TypeError,
+        "options must come with a sparsifier's name",
+        lambda: sparsify(model, make_sparsifier("topk"), x=1),
+    )
+    sieve = sparsify(model, "cltk", beta=0.5)
+    assert sieve.reducer.sparsifier.options() == {"beta": 0.5}
+    refuses(ValueError, "sparsify it only once", lambda: sparsify(model))
+    refuses(ValueError, r"density must be in \(0, 1\], got 0", lambda: sieve.set_density(0))
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    narrow = DDP(network(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    refuses(ValueError, "must not use DDP's mixed_precision", lambda: sparsify(narrow))
+    embedding = DDP(nn.Embedding(5, 5, sparse=True))
+    refuses(ValueError, "must have a parameter with a dense gradient", lambda: sparsify(embedding))
+
+
+def test_refusals(tmp_path: Path) -> None:
+    run_processes(_refusals, 2, tmp_path)
+
+
+def _disagree(rank: int, world_size: int) -> list[str]:
+    """What each rank is told at its first step."""
+
+    class Named(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.add_module(name, nn.Linear(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return next(self.children())(x)
+
+    cases = [
+        (DDP(network()), {"density": 0.1 + 0.1 * rank}),
+        (DDP(Named("a" if rank == 0 else "b")), {"density": 0.1}),
+        (DDP(network()), {"sparsifier": "cltk", "beta": 1.0 - 0.5 * rank}),
+    ]
+    found = []
+    for model, options in cases:
+        sieve = sparsify(model, **options)  # type: ignore[arg-type]
+        try:
+            square(0, rank)(model).backward()
+        except ValueError as error:
+            found.append(str(error))
+        assert not sieve.reducer.residual.any()
+    return found
+
+
+def test_different_settings_are_named_on_every_rank(tmp_path: Path) -> None:
+    for words in run_processes(_disagree, 2, tmp_path):
+        assert words == [
+            "workers disagree on density: rank 0 has 0.1, rank 1 has 0.2",
+            "workers disagree on parameter 0: "
+            "rank 0 has a.weight [24, 24] float32, rank 1 has b.weight [24, 24] float32",
+            "workers disagree on cltk.beta: rank 0 has 1.0, rank 1 has 0.5",
+        ]
+
+
+def _dies(rank: int, world_size: int) -> str:
+    model = DDP(network())
+    sieve = sparsify(model, density=DENSITY)
+    started = time.monotonic()
+    try:
+        for step in range(10):
+            if rank == 1 and step == 3:
+                os._exit(3)
+            square(step, rank)(model).backward()
+    except RuntimeError as error:
+        assert time.monotonic() - started < 60
+        assert sieve.reducer.step == 3
+        return str(error)
+    return "nothing happened"
+
+
+def test_a_dead_rank_surfaces_as_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"1\.pkl"):
+        run_processes(_dies, 2, tmp_path)
+    words = pickle.loads((tmp_path / "0.pkl").read_bytes())
+    assert "onnection" in words, words
+
+
+def _stalls(rank: int, world_size: int) -> str:
+    model = DDP(network())
+    sparsify(model, density=DENSITY, process_group=dist.new_group(timeout=timedelta(seconds=4)))
+    started = time.monotonic()
+    try:
+        for step in range(4):
+            if rank == 1 and step == 2:
+                time.sleep(9)
+            square(step, rank)(model).backward()
+    except RuntimeError as error:
+        assert time.monotonic() - started < 30
+        return str(error)
+    return "nothing happened"
+
+
+def test_a_rank_that_stalls_surfaces_as_a_timeout(tmp_path: Path) -> None:
+    first, second = run_processes(_stalls, 2, tmp_path)
+    assert "Timed out" in first, first
+    assert second != "nothing happened"
+
+
+def _check_replicas(rank: int, world_size: int) -> list[str]:
+    found = []
+    model = DDP(network())
+    sieve = sparsify(model, density=DENSITY, check_every=3)
+    try:
+        for step in range(10):
+            if step == 4 and rank == 1:
+                with torch.no_grad():
+                    model.module[2].bias[3] += 1e-3
+            square(step, rank)(model).backward()
+    except ReplicasDiffer as error:
+        found.append(f"{step}: {error}")
+    try:
+        sieve.check_replicas()
+    except ReplicasDiffer as error:
+        found.append(str(error))
+    return found
+
+
+def test_replicas_that_differ_are_named_on_every_rank(tmp_path: Path) -> None:
+    for found in run_processes(_check_replicas, 2, tmp_path):
+        assert found == [
+            "6: replicas differ at step 6: 2.bias of rank 1 is not that of rank 0",
+            "replicas differ at step 6: 2.bias of rank 1 is not that of rank 0",
+        ]
