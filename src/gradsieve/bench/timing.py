@@ -30,12 +30,10 @@ class Row:
     goal: str = ""
     met: str = ""  # yes, no, or empty where there is no goal
 
-    def with_ratio(
-        self, base: "Row", goal: str = "", at_most: float | None = None, at_least: float | None = None
-    ) -> "Row":
+    def with_ratio(self, base: "Row", at_most: float | None = None, at_least: float | None = None) -> "Row":
         """This row compared with another; `at_least` asks how many times faster this one is."""
         ratio = self.median / base.median if at_least is None else base.median / self.median
-        met = ""
+        goal = met = ""
         if at_most is not None:
             goal, met = f"<= {at_most:g}x", _yes(ratio <= at_most)
         if at_least is not None:
@@ -52,7 +50,6 @@ def side_by_side(
     repeats: int,
     *,
     prepare: Callable[[], object] | None = None,
-    progress: Callable[[], object] | None = None,
 ) -> dict[str, list[float]]:
     """Milliseconds of each case, one after the other in every round; `prepare` runs before each, untimed.
 
@@ -68,8 +65,6 @@ def side_by_side(
             elapsed = (time.perf_counter() - started) * 1e3
             if round_:
                 times[case].append(elapsed)
-        if progress is not None:
-            progress()
     return times
 
 
