@@ -8,6 +8,7 @@ from helpers import ROOT
 ORDER = [
     "_version",
     "_check",
+    "_files",
     "conditions",
     "ops",
     "collectives",
@@ -21,7 +22,10 @@ ORDER = [
     "replicas",
     "checkpoint",
     "ddp",
+    "launch",
+    "tasks",
     "experiments",
+    "report",
     "bench",
     "cli",
 ]

@@ -1,8 +1,13 @@
 """Checks of what users pass in: each raises one sentence with the name, the rule and the value."""
 
+import difflib
 import math
 from collections.abc import Iterable
 from typing import Any
+
+
+class BadInput(ValueError):
+    """What the user gave cannot be used, or not be done: one sentence says it all, without a traceback."""
 
 
 def fraction(name: str, value: Any) -> float:
@@ -38,5 +43,7 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
     """One of the known values."""
     known = list(known)
     if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+        near = difflib.get_close_matches(str(value), [str(word) for word in known], 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}{hint}")
     return value

@@ -4,6 +4,7 @@
     folder/step-12-1a2b3c/manifest.json     settings, parameters, and size and checksum of every other file
     folder/step-12-1a2b3c/rank-0.json       numbers and lists of rank 0
     folder/step-12-1a2b3c/rank-0.safetensors    its tensors, the residual among them
+    folder/step-12-1a2b3c/extra.*           what rank 0 wants kept for all: the model, the optimizer
 
 All ranks write and read together, through a folder that all of them see; an error on one is raised on all.
 """
@@ -23,25 +24,30 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gradsieve._check import BadInput
 from gradsieve.collectives import AllGather, Program
 
 FORMAT, VERSION = "gradsieve checkpoint", 1
 _CHUNK = 1 << 22
 
 
-class CheckpointError(ValueError):
+class CheckpointError(BadInput):
     """A checkpoint is missing, damaged, or of something else."""
 
 
-def save(folder: Path, state: Mapping[str, Any], labels: Mapping[str, str]) -> Program[None]:
-    """Write one rank's part; the checkpoint appears when all ranks have written theirs."""
+def save(
+    folder: Path, state: Mapping[str, Any], labels: Mapping[str, str], extra: Mapping[str, Any] | None = None
+) -> Program[None]:
+    """Write one rank's part; the checkpoint appears when all ranks have written theirs. Rank 0 writes `extra`."""
     rank, world_size, step = state["rank"], state["world_size"], state["step"]
     names = yield from _tell(f"step-{step}-{secrets.token_hex(3)}", world_size)
     name = names[0]
     partial, error, files = folder / f".{name}.partial", "", {}
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        files = _write_rank(partial, rank, state)
+        files = _write_part(partial, f"rank-{rank}", state)
+        if rank == 0:
+            files |= _write_part(partial, "extra", extra or {})
     except OSError as problem:
         error = str(problem)
     found = yield from _tell(json.dumps([error, files]), world_size)
@@ -69,7 +75,10 @@ def save(folder: Path, state: Mapping[str, Any], labels: Mapping[str, str]) -> P
 
 
 def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Program[dict[str, Any]]:
-    """This rank's state from the last checkpoint. From n ranks to m: `sum(residuals')/m == sum(residuals)/n`."""
+    """This rank's state from the last checkpoint, with `extra`; `resized` says if the number of ranks changed.
+
+    From n ranks to m: `sum(residuals')/m == sum(residuals)/n`.
+    """
     error, state = "", {}
     try:
         state = _read(folder, own, labels)
@@ -90,11 +99,11 @@ def _tell(text: str, world_size: int) -> Program[list[str]]:
     return [bytes(reply.tolist()).decode() for reply in replies]
 
 
-def _write_rank(partial: Path, rank: int, state: Mapping[str, Any]) -> dict[str, list[int]]:
+def _write_part(partial: Path, name: str, state: Mapping[str, Any]) -> dict[str, list[int]]:
     """Two files; returns their sizes and checksums."""
     tensors: dict[str, Tensor] = {}
     plain = _without_tensors(state, "", tensors)
-    data, text = partial / f"rank-{rank}.safetensors", partial / f"rank-{rank}.json"
+    data, text = partial / f"{name}.safetensors", partial / f"{name}.json"
     save_file(tensors, data)
     text.write_text(json.dumps(plain))
     for path in (data, text):
@@ -130,15 +139,16 @@ def _read(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> di
             raise CheckpointError(f"{place} must be of this model: {key} is {ours}, got {theirs}")
     world_size = manifest["world_size"]
     same = world_size == own["world_size"]
-    state = _read_rank(place, own["rank"] % world_size, manifest)
+    state = _read_part(place, f"rank-{own['rank'] % world_size}", manifest)
     if not same:
         state["residual"] = _mean_residual(place, manifest)
-    return {**state, "rank": own["rank"], "world_size": own["world_size"], "resized": not same}
+    facts = {"rank": own["rank"], "world_size": own["world_size"], "resized": not same}
+    return {**state, **facts, "extra": _read_part(place, "extra", manifest)}
 
 
-def _read_rank(place: Path, rank: int, manifest: dict[str, Any]) -> dict[str, Any]:
-    text = _verified(place, f"rank-{rank}.json", manifest)
-    with _opened(place, rank, manifest) as tensors:
+def _read_part(place: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    text = _verified(place, f"{name}.json", manifest)
+    with _opened(place, name, manifest) as tensors:
         names: list[str] = list(tensors.keys())
         state = _with_tensors(_read_json(text), {name: tensors.get_tensor(name) for name in names})
     assert isinstance(state, dict)
@@ -149,15 +159,15 @@ def _mean_residual(place: Path, manifest: dict[str, Any]) -> Tensor:
     """Each new rank starts with the mean of the old residuals, summed in float64, one file at a time."""
     total = torch.zeros(manifest["n"], dtype=torch.float64)
     for rank in range(manifest["world_size"]):
-        with _opened(place, rank, manifest) as tensors:
+        with _opened(place, f"rank-{rank}", manifest) as tensors:
             total += tensors.get_tensor("residual")
     mean: Tensor = (total / manifest["world_size"]).float()
     return mean
 
 
 @contextmanager
-def _opened(place: Path, rank: int, manifest: dict[str, Any]) -> Iterator[Any]:
-    path = _verified(place, f"rank-{rank}.safetensors", manifest)
+def _opened(place: Path, name: str, manifest: dict[str, Any]) -> Iterator[Any]:
+    path = _verified(place, f"{name}.safetensors", manifest)
     try:
         with safe_open(path, framework="pt") as tensors:
             yield tensors

@@ -96,13 +96,18 @@ def traffic_of(call: Collective, reply: Any, world_size: int) -> Traffic:
     others = world_size - 1
     size = call.tensor.nbytes
     if isinstance(call, AllReduce):
-        return Traffic(1, size, 2 * others / world_size * size)
+        return Traffic(1, size, ring_all_reduce_bytes(size, world_size))
     if isinstance(call, Broadcast):
         return Traffic(1, size, others / world_size * size)
     padded = max(rows.nbytes for rows in reply)
     if call.lengths is not None:
         return Traffic(1, padded, others * padded)
     return Traffic(2, LENGTH_BYTES + padded, others * (LENGTH_BYTES + padded))
+
+
+def ring_all_reduce_bytes(size: int, world_size: int) -> float:
+    """What a worker puts on the wire in a ring all-reduce of `size` bytes."""
+    return 2 * (world_size - 1) / world_size * size
 
 
 def watched(program: Program[T], ledger: Ledger, world_size: int) -> Program[T]:

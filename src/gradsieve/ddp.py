@@ -5,6 +5,7 @@ overlaps with the rest of the backward pass; when the last one is in, one exchan
 updates are written into the buckets in place, and the futures of all buckets complete.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,16 +131,24 @@ class Sieve:
         self.reducer.load_state_dict(state)
         self._scale = scale
 
-    def save(self, folder: str | Path) -> None:
-        """Write a checkpoint; every rank must call it. A crash leaves the previous one whole."""
-        self.world.run([checkpoint.save(Path(folder), self.state_dict(), self.reducer.labels)])
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint; every rank must call it. A crash leaves the previous one whole.
 
-    def load(self, folder: str | Path) -> None:
-        """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded."""
+        `extra` is what rank 0 wants kept with it, such as the model's state: dicts of numbers, strings, tensors.
+        """
+        self.world.run([checkpoint.save(Path(folder), self.state_dict(), self.reducer.labels, extra)])
+
+    def load(self, folder: str | Path) -> dict[str, Any]:
+        """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
+
+        Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings.
+        """
         state = self.world.run([checkpoint.load(Path(folder), self.state_dict(), self.reducer.labels)])[0]
+        extra: dict[str, Any] = state.pop("extra")
         if state.pop("resized"):
             state["state"] = self.reducer.sparsifier.fitting(state["state"])
         self.load_state_dict(state)
+        return extra
 
     def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         if not isinstance(bucket, dist.GradBucket):  # type: ignore[attr-defined]

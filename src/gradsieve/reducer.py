@@ -199,6 +199,8 @@ class SparseReducer:
 
     def _make_report(self, step: Step, sparsifier: Sparsifier, sent: Exchanged, clock: Clock) -> StepReport:
         total = self.ledger.total
+        norm = _norm(self.residual) if self.measure else None
+        clock.lap("measure")
         return StepReport(
             step=step.index,
             n=step.n,
@@ -207,7 +209,7 @@ class SparseReducer:
             counts=sent.counts,
             union=sent.union,
             threshold=sparsifier.threshold_in_use,
-            residual_norm=_norm(self.residual) if self.measure else None,
+            residual_norm=norm,
             bytes_sent=total.handed_bytes,
             ring_bytes=total.ring_bytes,
             collectives=total.calls,

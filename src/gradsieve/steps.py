@@ -21,7 +21,7 @@ class StepReport:
     bytes_sent: int  # handed to collectives, padding included
     ring_bytes: float  # what rings would put on the wire per worker
     collectives: int
-    seconds: dict[str, float]  # by phase: accumulate, select, write, communicate
+    seconds: dict[str, float]  # by phase: accumulate, select, write, communicate, measure (the norm)
 
     @property
     def selected(self) -> int:

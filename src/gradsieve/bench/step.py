@@ -1,14 +1,7 @@
 """A training step over real gloo processes on loopback: ours beside plain DDP and torch's own hooks."""
 
-import gc
-import multiprocessing
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve.bench.memory import process_status
 from gradsieve.bench.timing import Row, spread
 from gradsieve.ddp import sparsify
+from gradsieve.launch import Post, run_workers
 from gradsieve.reducer import SparseReducer
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.worlds.virtual import VirtualWorld
@@ -33,7 +27,7 @@ CASES = (PLAIN, "fp16 hook", "PowerSGD rank 1", "topk", "cltk", "micro", "exdyna
 
 def bench_step(workers: int, density: float, repeats: int, cases: tuple[str, ...] = CASES) -> list[Row]:
     """One row a case, of the slowest worker; all cases take turns in the same processes."""
-    times = _run(_times, workers, density, repeats, cases)
+    times = run_workers(_times, workers, density, repeats, cases)
     slowest = {case: [max(parts) for parts in zip(*(t[case] for t in times), strict=True)] for case in cases}
     rows = {case: Row("step", case, N, density, workers, *spread(slowest[case]), "ms") for case in cases}
     goals = {"exdyna": GOALS.get(workers)}
@@ -42,62 +36,15 @@ def bench_step(workers: int, density: float, repeats: int, cases: tuple[str, ...
 
 def bench_memory(workers: int, density: float) -> Row:
     """What the hook adds to the peak of a process, in copies of the model: each case in processes of its own."""
-    plain, ours = (max(_run(_peak, workers, density, case)) for case in (PLAIN, "exdyna"))
+    plain, ours = (max(run_workers(_peak, workers, density, case)) for case in (PLAIN, "exdyna"))
     extra = (ours - plain) / (4 * N)
     row = Row("memory", "exdyna beyond plain DDP", N, density, workers, extra, extra, extra, "models")
     model = Row("memory", "one float32 model", N, density, workers, 1.0, 1.0, 1.0, "models")
     return row.with_ratio(model, at_most=1.1)
 
 
-def _run(work: Callable[..., Any], workers: int, *arguments: Any) -> list[Any]:
-    """`work(rank, *arguments)` in gloo processes on loopback; the result of each."""
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        results = context.Queue()
-        processes = [
-            context.Process(target=_enter, args=(work, rank, workers, folder, results, arguments), daemon=True)
-            for rank in range(workers)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            return [_next(results, processes) for _ in processes]
-        finally:
-            for process in processes:
-                process.join(30)
-                if process.is_alive():
-                    process.kill()
-
-
-def _next(results: Any, processes: list[Any]) -> Any:
-    """The next worker's result; raises if one died without any."""
-    while results.empty():
-        if any(process.exitcode not in (None, 0) for process in processes):
-            raise RuntimeError("a worker of the benchmark died; its traceback is above")
-        time.sleep(0.05)
-    return results.get()
-
-
-def _enter(
-    work: Callable[..., Any], rank: int, workers: int, folder: str, results: Any, arguments: tuple[Any, ...]
-) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{Path(folder) / 'store'}",
-        rank=rank,
-        world_size=workers,
-        timeout=timedelta(seconds=120),
-    )
-    results.put(work(rank, *arguments))
-    gc.collect()  # models that outlive their process group can crash gloo at exit
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _times(rank: int, density: float, repeats: int, cases: tuple[str, ...]) -> dict[str, list[float]]:
-    steps = {case: _make(case, rank, density) for case in cases}
+def _times(post: Post, density: float, repeats: int, cases: tuple[str, ...]) -> dict[str, list[float]]:
+    steps = {case: _make(case, post.rank, density) for case in cases}
     times: dict[str, list[float]] = {case: [] for case in cases}
     for round_ in range(WARM_UP + repeats):
         for case, step in steps.items():
@@ -109,13 +56,13 @@ def _times(rank: int, density: float, repeats: int, cases: tuple[str, ...]) -> d
     return times
 
 
-def _peak(rank: int, density: float, case: str) -> int:
+def _peak(post: Post, density: float, case: str) -> int:
     """The peak of a process that trains, beyond what it held before; kernels are compiled first in any case."""
     reducer = SparseReducer(make_sparsifier("exdyna"), 0.01, rank=0, world_size=1)
     for _ in range(10):
         VirtualWorld(1).run([reducer.reduce(torch.randn(70_000))])
     before = process_status("VmRSS")
-    step = _make(case, rank, density)
+    step = _make(case, post.rank, density)
     for _ in range(WARM_UP):
         step()
     return process_status("VmHWM") - before

@@ -2,13 +2,13 @@
 
 import csv
 import io
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gradsieve._files import write_whole
 from gradsieve.conditions import conditions
 
 
@@ -85,7 +85,4 @@ def write_csv(rows: list[Row], path: Path) -> None:
     for row in rows:
         rounded = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(row).items()}
         writer.writerow({**rounded, **under})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text.getvalue())
-    partial.replace(path)
+    write_whole(path, text.getvalue())

@@ -1,0 +1,123 @@
+"""`gradsieve bench`: speed and memory."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gradsieve._check import BadInput, at_least, fraction
+from gradsieve.bench.timing import Row, write_csv
+from gradsieve.cli.common import AsJson, check_out, clear_errors, console, foot, print_json, table
+from gradsieve.conditions import conditions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Measure speed and memory.
+
+    Example: gradsieve bench step --workers 2 --repeats 10""",
+)
+Repeats = Annotated[int, typer.Option(help="Repetitions; medians are reported.")]
+Out = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file.")]
+
+
+@app.command()
+def kernels(
+    n: Annotated[int, typer.Option("--n", help="Elements of the gradient.")] = 25_000_000,
+    repeats: Repeats = 15,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """The kernels and a whole step of one worker against passes over the same memory.
+
+    Example: gradsieve bench kernels --n 5000000
+    """
+    from gradsieve.bench.kernels import bench_kernels
+
+    with clear_errors():
+        at_least("n", n, 1_000_000)
+        at_least("repeats", repeats, 1)
+        check_out(out)
+    with _progress(hidden=as_json) as progress:
+        task = progress.add_task("", total=None)
+
+        def advance(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+
+        rows = bench_kernels(n, repeats, advance)
+    if _deliver(rows, out, as_json):
+        return
+    _print_rows(rows, f"n = {n:,} float32, one thread, medians of {repeats}")
+    console().print(
+        "ratio: to x.sum() for kernels that read (and once to torch.where), to "
+        "residual.add_(grad) for those that accumulate and for the step, to P = 1 for the "
+        "selection, to n floats for the memory.\n" + foot()
+    )
+
+
+@app.command()
+def step(
+    workers: Annotated[str, typer.Option(help="Numbers of processes, separated by commas.")] = "4,2",
+    density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
+    repeats: Repeats = 30,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """A DDP step of 10.5M parameters over gloo on loopback: ours, plain DDP, torch's own hooks.
+
+    Example: gradsieve bench step --workers 2 --out step.csv
+    """
+    from gradsieve.bench.step import bench_memory, bench_step
+
+    with clear_errors():
+        fraction("density", density)
+        at_least("repeats", repeats, 1)
+        numbers = [at_least("workers", _whole("workers", part), 1) for part in workers.split(",")]
+        check_out(out)
+    rows = []
+    with _progress(hidden=as_json) as progress:
+        task = progress.add_task("", total=len(numbers))
+        for number in numbers:
+            progress.update(task, description=f"{number} processes")
+            rows += bench_step(number, density, repeats)
+            progress.advance(task)
+        rows.append(bench_memory(min(numbers), density))
+    if _deliver(rows, out, as_json):
+        return
+    _print_rows(rows, f"10 linear layers of 1024, batch 32, loopback, medians of {repeats} steps")
+    console().print(
+        "ratio: to plain DDP with as many processes (P); memory in float32 copies of the model.\n" + foot()
+    )
+
+
+def _progress(hidden: bool) -> Progress:
+    columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True)
+
+
+def _deliver(rows: list[Row], out: Path | None, as_json: bool) -> bool:
+    """Write the rows where they are wanted; says whether nothing else is to be printed."""
+    if out is not None:
+        with clear_errors((BadInput,)):
+            write_csv(rows, out)
+    if as_json:
+        print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
+    return as_json
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, got {text!r}") from None
+
+
+def _print_rows(rows: list[Row], title: str) -> None:
+    made = table(title, ["case", "d", "P"], ["median", "ratio", "goal", "met"])
+    for row in rows:
+        unit = " ms" if row.unit == "ms" else ""
+        figures = (f"{row.median:.2f}{unit}", f"{row.ratio:.2f}", row.goal, row.met)
+        made.add_row(row.case, f"{row.density:g}", str(row.workers), *figures)
+    console().print(made)

@@ -1,0 +1,59 @@
+"""The options of a run, written down once for all commands that start runs."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import typer
+
+
+def _option(kind: Any, help: str, default: Any) -> inspect.Parameter:
+    """A parameter as typer reads it; its name is filled in below."""
+    option = typer.Option(default, help=help, show_default=default not in ("", 0, None))
+    return inspect.Parameter("_", inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+
+
+_FROM_RECIPE = "default: the task's recipe."
+_OPTIONS = {
+    "density": _option(float, "Fraction of the gradient to send in a step, in (0, 1].", 0.01),
+    "workers": _option(int, "How many workers.", 4),
+    "steps": _option(int, f"Training steps; {_FROM_RECIPE}", 0),
+    "batch": _option(int, f"Examples of one worker in a step; {_FROM_RECIPE}", 0),
+    "dataset": _option(str, "A data set of the task; default: the embedded one.", ""),
+    "data_dir": _option(str, "Folder of real data sets; default: $GRADSIEVE_DATA.", ""),
+    "model": _option(str, "A model of the task, such as resnet18; default: its first.", ""),
+    "width": _option(float, "Multiplies the model's channels or hidden units.", 1.0),
+    "limit": _option(int, "Use only so many training examples; default: all.", 0),
+    "skew": _option(float, "Fraction of a shard sorted by label, in [0, 1].", 0.0),
+    "optimizer": _option(str, f"sgd or adam; {_FROM_RECIPE}", ""),
+    "lr": _option(float, "Learning rate; default: the recipe's, scaled with the batch.", 0.0),
+    "momentum": _option(float | None, f"Of sgd; {_FROM_RECIPE}", None),
+    "weight_decay": _option(float | None, f"Weight decay; {_FROM_RECIPE}", None),
+    "warm_up": _option(float | None, f"Fraction of steps with a rising rate; {_FROM_RECIPE}", None),
+    "decay": _option(str, f"cosine or constant learning rate; {_FROM_RECIPE}", ""),
+    "dense_steps": _option(int, "So many first steps send everything.", 0),
+    "seed": _option(int, "Same seed, same run.", 0),
+    "eval_every": _option(int, "Steps between evaluations; default: a twentieth.", 0),
+}
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all options of a run; it receives them as one dict, its argument `options`."""
+    own = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in own.parameters.items()
+        if name != "options"
+    ]
+    shared = [parameter.replace(name=name) for name, parameter in _OPTIONS.items() if name not in own.parameters]
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> None:
+        options = {parameter.name: given.pop(parameter.name) for parameter in shared}
+        command(options=options, **given)
+
+    wrapper.__signature__ = own.replace(parameters=[*parameters, *shared])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
+    return wrapper

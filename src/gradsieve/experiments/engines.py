@@ -1,0 +1,191 @@
+"""Two engines that drive a step: one worker of a process group, or all workers in this process."""
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from gradsieve import checkpoint
+from gradsieve.experiments.carriers import attach
+from gradsieve.experiments.facts import Facts, facts_of
+from gradsieve.experiments.feed import Feed
+from gradsieve.experiments.settings import Settings
+from gradsieve.reducer import SparseReducer
+from gradsieve.schedules import as_schedule
+from gradsieve.sparsifiers import make_sparsifier
+from gradsieve.tasks import Data, Task
+from gradsieve.tasks.shards import shards
+from gradsieve.worlds import VirtualWorld
+
+_TEST_BATCH = 256
+
+
+class Engine(Protocol):
+    """Brings the workers' gradients into the model's parameters."""
+
+    model: nn.Module
+    leads: bool  # whether this process writes records
+
+    def gradients(self, step: int) -> Facts:
+        """One forward and backward pass of every worker; their mean gradient, as sent, is then in `.grad`."""
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        """The mean over the processes, on each of them."""
+
+    def evaluate(self) -> float | None:
+        """The task's metric; None in processes that do not lead."""
+
+    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+        """Write a checkpoint of all workers."""
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Read it; returns `extra`."""
+
+
+class ProcessEngine:
+    """One worker, in a process group that exists."""
+
+    def __init__(self, task: Task, data: Data, settings: Settings) -> None:
+        self.task, self.data = task, data
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.leads = self.rank == 0
+        self.feed = make_feeds(task, data, settings)[self.rank]
+        self.model = task.make_model()
+        self.ddp, self.carrier = attach(self.model, settings)
+
+    def gradients(self, step: int) -> Facts:
+        begun = time.perf_counter()
+        batch = self.feed.batch(step)
+        started = time.perf_counter()
+        loss = self.task.loss(self.ddp, batch)
+        middle = time.perf_counter()
+        self.carrier.begin()
+        loss.backward()
+        facts = self.carrier.end()
+        ended, own = time.perf_counter(), facts.own
+        inside = own["select"] + own["communicate"] + own["measure"]
+        own |= {"loss": loss.item(), "forward": middle - started, "backward": max(0.0, ended - middle - inside)}
+        own["step"] = ended - begun - own["measure"]
+        return facts
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        dist.all_reduce(numbers)
+        return numbers / self.size
+
+    def evaluate(self) -> float | None:
+        self._average_buffers()
+        total, count = score(self.task, self.data, self.model, self.rank, self.size)
+        sums = self.mean(torch.tensor([total, count], dtype=torch.float64))
+        return self.task.value(float(sums[0] / sums[1]), self.model) if self.leads else None
+
+    def _average_buffers(self) -> None:
+        """Running statistics of batch normalisation: each worker has seen its own batches."""
+        buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        if buffers:
+            vector_to_parameters(self.mean(parameters_to_vector(buffers)), buffers)
+
+    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+        self._average_buffers()
+        self.carrier.save(folder, extra)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        return self.carrier.load(folder)
+
+
+class VirtualEngine:
+    """All workers, one after the other, with one model: as exact as processes, and as many as one likes."""
+
+    leads = True
+
+    def __init__(self, task: Task, data: Data, settings: Settings) -> None:
+        self.task, self.data, self.settings = task, data, settings
+        self.feeds = make_feeds(task, data, settings)
+        self.model = task.make_model()
+        self.parameters = list(self.model.parameters())
+        self.schedule = as_schedule(settings.density, settings.dense_steps)
+        self.world = VirtualWorld(settings.workers)
+        self.reducers = [
+            SparseReducer(
+                make_sparsifier(settings.sparsifier, **settings.options),
+                settings.density,
+                rank=rank,
+                world_size=settings.workers,
+                sizes=[parameter.numel() for parameter in self.parameters],
+            )
+            for rank in range(settings.workers)
+        ]
+
+    def gradients(self, step: int) -> Facts:
+        grads, losses, forward, backward = [], [], 0.0, 0.0
+        for feed in self.feeds:
+            batch = feed.batch(step)
+            started = time.perf_counter()
+            loss = self.task.loss(self.model, batch)
+            middle = time.perf_counter()
+            found = torch.autograd.grad(loss, self.parameters)
+            grads.append(parameters_to_vector(found))
+            forward, backward = forward + middle - started, backward + time.perf_counter() - middle
+            losses.append(loss.item())
+        for reducer in self.reducers:
+            reducer.density = self.schedule(step)
+        pairs = zip(self.reducers, grads, strict=True)
+        update = self.world.run([reducer.reduce(grad, out=grad) for reducer, grad in pairs])[0]
+        offset = 0
+        for parameter in self.parameters:
+            parameter.grad = update[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+        workers = len(self.feeds)
+        each = [facts_of(reducer.end_step()) for reducer in self.reducers]
+        own = {name: sum(facts.own[name] for facts in each) / workers for name in each[0].own}
+        # Nothing was sent anywhere: what the world took to answer is not the time of a network.
+        own |= {"forward": forward / workers, "backward": backward / workers, "communicate": 0.0}
+        own["step"] = own["forward"] + own["backward"] + own["select"]
+        return Facts(each[0].shared, {**own, "loss": sum(losses) / workers})
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def evaluate(self) -> float:
+        total, count = score(self.task, self.data, self.model, 0, 1)
+        return self.task.value(total / count, self.model)
+
+    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+        states = [reducer.state_dict() for reducer in self.reducers]
+        self.world.run([checkpoint.save(folder, state, {}, extra) for state in states])
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        states = self.world.run([checkpoint.load(folder, r.state_dict() | self._n(), {}) for r in self.reducers])
+        extra: dict[str, Any] = {}
+        for reducer, state in zip(self.reducers, states, strict=True):
+            extra = state.pop("extra")
+            if state.pop("resized"):
+                state["state"] = reducer.sparsifier.fitting(state["state"])
+            reducer.load_state_dict(state)
+        return extra
+
+    def _n(self) -> dict[str, int]:
+        """A reducer that was not used yet does not know its size."""
+        return {"n": sum(parameter.numel() for parameter in self.parameters)}
+
+
+def make_feeds(task: Task, data: Data, settings: Settings) -> list[Feed]:
+    """One feed a worker, from shards that are the same in every process."""
+    pieces = shards(data.labels, settings.workers, settings.skew, settings.seed)
+    return [Feed(task, data, piece, settings.batch, settings.seed, rank) for rank, piece in enumerate(pieces)]
+
+
+def score(task: Task, data: Data, model: nn.Module, rank: int, size: int) -> tuple[float, int]:
+    """This process's share of the test examples: sum and count."""
+    mine = torch.arange(rank, len(data.test[0]), size)
+    total, count = 0.0, 0
+    model.eval()
+    with torch.no_grad():
+        for indices in mine.split(_TEST_BATCH):
+            part, number = task.score(model, tuple(part[indices] for part in data.test))
+            total, count = total + part, count + number
+    model.train()
+    return total, count

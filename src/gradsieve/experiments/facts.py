@@ -1,0 +1,44 @@
+"""What is known of a training step once gradients were brought together."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gradsieve.steps import StepReport
+
+# Numbers in which workers differ; a record has their mean over the workers.
+OWN = ("loss", "error", "residual_norm", "bytes", "forward", "backward", "select", "communicate", "step")
+SECONDS = ("forward", "backward", "select", "communicate", "step")
+
+
+@dataclass
+class Facts:
+    """One step: what is the same on all workers, and this worker's own numbers (NaN: the method has no such)."""
+
+    shared: dict[str, Any]
+    own: dict[str, float]
+
+
+def facts_of(report: StepReport) -> Facts:
+    """A sieve's report in the words of a record."""
+    seconds = report.seconds
+    norm = float("nan") if report.residual_norm is None else report.residual_norm
+    shared = {
+        "finite": report.finite,
+        "density": report.density,
+        "k": report.k,
+        "union": report.union,
+        "selected": report.selected,
+        "imbalance": report.imbalance,
+        "buildup": report.buildup,
+        "threshold": report.threshold,
+        "collectives": report.collectives,
+    }
+    own = {
+        "error": norm**2,
+        "residual_norm": norm,
+        "bytes": report.ring_bytes,
+        "select": sum(seconds.get(phase, 0.0) for phase in ("accumulate", "select", "write")),
+        "communicate": seconds["communicate"],
+        "measure": seconds.get("measure", 0.0),
+    }
+    return Facts(shared, own)

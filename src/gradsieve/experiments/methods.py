@@ -1,0 +1,71 @@
+"""What can be compared: the sparsifiers, and torch's own hooks that a user would take instead."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradsieve._check import at_least, fraction, one_of
+from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
+
+DENSE = "dense"
+PEERS: dict[str, dict[str, Any]] = {  # name -> options and their defaults
+    "fp16": {},
+    "powersgd": {"rank": 1, "start": 10},  # rank of the approximation; steps before it begins, at least 2
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to bring the workers' gradients together. `label` tells it from the others of a comparison."""
+
+    name: str
+    density: float
+    options: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def is_hook(self) -> bool:
+        """Whether real processes use torch's own hook for it."""
+        return self.name == DENSE or self.name in PEERS
+
+
+def parse_method(text: str, density: float) -> Method:
+    """`name` or `name:option=value:option=value`; density may be given like an option.
+
+    >>> parse_method("cltk:beta=0.1:density=0.05", density=0.01)
+    Method(name='cltk', density=0.05, options={'beta': 0.1}, label='cltk beta=0.1 density=0.05')
+    """
+    name, *parts = (part.strip() for part in text.split(":"))
+    one_of("sparsifier", name, [*SPARSIFIERS, *PEERS])
+    options = dict(_option(part, text) for part in parts)
+    label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
+    density = fraction("density", options.pop("density", density))
+    if name in PEERS:
+        for option, value in options.items():
+            one_of(f"option of {name}", option, PEERS[name] or ["(none)"])
+            at_least(option, value, 2 if option == "start" else 1)
+        options = {**PEERS[name], **options}
+    else:
+        make_sparsifier(name, **options)
+    return Method(name, 1.0 if name == DENSE or name in PEERS else density, options, label)
+
+
+def parse_methods(text: str, density: float) -> list[Method]:
+    """Several, separated by commas; each only once."""
+    methods = [parse_method(part, density) for part in text.split(",") if part.strip()]
+    if not methods:
+        raise ValueError(f"sparsifiers must name one at least, got {text!r}")
+    for method in methods:
+        if [other.label for other in methods].count(method.label) > 1:
+            raise ValueError(f"sparsifiers must be named once each, got {method.label} again")
+    return methods
+
+
+def _option(part: str, text: str) -> tuple[str, Any]:
+    key, equals, value = part.partition("=")
+    if not equals:
+        raise ValueError(f"an option of a sparsifier must be written name=value, got {part!r} in {text!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

@@ -1,0 +1,175 @@
+"""The training loop, the same for real and virtual workers."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradsieve.experiments.engines import Engine
+from gradsieve.experiments.facts import OWN, SECONDS, Facts
+from gradsieve.experiments.optimizers import learning_rate, make_optimizer, set_learning_rate
+from gradsieve.experiments.records import Line, Recorder, Run
+from gradsieve.experiments.settings import Settings
+
+_AGREE_EVERY_S = 0.5  # workers talk about records and stopping about so often
+_MOST_STEPS = 50  # and after so many steps at the latest
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a person who waits wants to know."""
+
+    label: str
+    step: int
+    steps: int
+    loss: float
+    metric: float | None
+    density: float
+    bytes: float
+    seconds: float
+
+
+class Training:
+    """One run from its first or next step to its end. Every process of the run has one; the leader's records."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        folder: Path,
+        *,
+        tell: Callable[[Any], None],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self.engine, self.settings, self.folder = engine, settings, folder
+        self.tell, self.stop_requested = tell, stop_requested
+        self.optimizer = make_optimizer(engine.model, settings)
+        self.recorder = Recorder(folder)
+        self.done = 0
+        self.stopping = False
+        self.bytes = self.seconds = 0.0
+        self.metric: float | None = None
+        self._waiting: list[tuple[int, Facts]] = []
+        self._patience = 1
+        self._board: Any = None
+        if settings.tensorboard and engine.leads:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"))
+
+    def run(self) -> str:
+        """Train; returns how it ended: finished or stopped."""
+        settings = self.settings
+        if self.done == 0:
+            self._evaluate()
+        while self.done < settings.steps and not self.stopping:
+            self._step(self.done)
+            self.done += 1
+            last, due = self.done == settings.steps, self.done % settings.eval_every == 0
+            saving = settings.checkpoint_every and self.done % settings.checkpoint_every == 0
+            if last or due or saving or len(self._waiting) >= self._patience:
+                self._agree()
+            if due or last:
+                self._evaluate()
+            if settings.save and (saving or self.stopping or last):
+                self.save()
+        reason = "finished" if self.done == settings.steps else "stopped"
+        if self.engine.leads:
+            self.recorder.add([{"kind": "end", "reason": reason, "step": self.done}])
+        if self._board is not None:
+            self._board.close()
+        return reason
+
+    def _step(self, step: int) -> None:
+        lr = learning_rate(self.settings, step)
+        set_learning_rate(self.optimizer, lr)
+        self.optimizer.zero_grad()
+        facts = self.engine.gradients(step)
+        started = time.perf_counter()
+        if facts.shared["finite"]:  # a step that was called off changes nothing, on any worker
+            self.optimizer.step()
+        facts.own["step"] += time.perf_counter() - started
+        facts.shared["lr"] = lr
+        self._waiting.append((step, facts))
+
+    def _agree(self) -> None:
+        """Average what the workers measured, record it, and find out whether anyone wants to stop."""
+        rows = [[facts.own[name] for name in OWN] for _, facts in self._waiting]
+        flat = torch.tensor(rows, dtype=torch.float64).flatten()
+        told = self.engine.mean(
+            torch.cat([flat, torch.tensor([float(self.stop_requested())], dtype=torch.float64)])
+        )
+        means, self.stopping = told[:-1].view(-1, len(OWN)).tolist(), bool(told[-1] > 0)
+        lines = [self._line(step, facts, mean) for (step, facts), mean in zip(self._waiting, means, strict=True)]
+        self._waiting = []
+        spent = sum(line["seconds"]["step"] for line in lines)
+        self._patience = min(_MOST_STEPS, max(1, round(_AGREE_EVERY_S * len(lines) / max(spent, 1e-9))))
+        self.seconds += spent
+        self.bytes += sum(line["bytes"] for line in lines)
+        if self.engine.leads:
+            self.recorder.add(lines)
+            self._show(lines)
+
+    def _line(self, step: int, facts: Facts, mean: list[float]) -> Line:
+        own = dict(zip(OWN, mean, strict=True))
+        seconds = {name: own.pop(name) for name in SECONDS}
+        return {"kind": "step", "step": step, **facts.shared, **own, "seconds": seconds}
+
+    def _show(self, lines: list[Line]) -> None:
+        last, settings = lines[-1], self.settings
+        self.tell(
+            Progress(
+                label=settings.label or settings.sparsifier,
+                step=self.done,
+                steps=settings.steps,
+                loss=last["loss"],
+                metric=self.metric,
+                density=last["density"],
+                bytes=self.bytes,
+                seconds=self.seconds,
+            )
+        )
+        if self._board is not None:
+            for line in lines:
+                for name in ("loss", "lr", "density", "imbalance", "threshold", "residual_norm", "bytes"):
+                    if line[name] is not None:
+                        self._board.add_scalar(name, line[name], line["step"])
+
+    def _evaluate(self) -> None:
+        self.metric = self.engine.evaluate()
+        if self.engine.leads:
+            assert self.metric is not None
+            line = {"kind": "metric", "step": self.done, "value": self.metric}
+            self.recorder.add([{**line, "bytes": self.bytes, "seconds": self.seconds}])
+            if self._board is not None:
+                self._board.add_scalar("metric", self.metric, self.done)
+
+    def save(self) -> None:
+        """A checkpoint of everything that the next step needs."""
+        extra = {
+            "step": self.done,
+            "model": self.engine.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        self.engine.save(self.folder / "checkpoint", extra)
+
+    def load(self) -> int:
+        """Take everything from the checkpoint; returns how many steps it had done."""
+        extra = self.engine.load(self.folder / "checkpoint")
+        self.engine.model.load_state_dict(extra["model"])
+        optimizer = extra["optimizer"]
+        # JSON made strings of the parameters' numbers.
+        optimizer["state"] = {int(key): value for key, value in optimizer["state"].items()}
+        self.optimizer.load_state_dict(optimizer)
+        self.done = extra["step"]
+        return self.done
+
+    def go_on(self, record: Run) -> None:
+        """Count on from what was recorded up to the checkpoint."""
+        self.bytes = sum(line["bytes"] for line in record.steps)
+        self.seconds = sum(line["seconds"]["step"] for line in record.steps)
+        if record.metrics:
+            self.metric = record.metrics[-1]["value"]

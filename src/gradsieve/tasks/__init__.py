@@ -1,0 +1,45 @@
+"""Tasks to train on: small enough for a laptop, with embedded data, and with real data where there is some."""
+
+from typing import Any
+
+from gradsieve._check import one_of
+from gradsieve.tasks.base import Batch, Data, DataError, Metric, Recipe, Task
+from gradsieve.tasks.bert import BERT
+from gradsieve.tasks.logreg import LogReg
+from gradsieve.tasks.lstm import LSTM
+from gradsieve.tasks.mlp import MLP
+from gradsieve.tasks.ncf import NCF
+from gradsieve.tasks.resnet import ResNet
+from gradsieve.tasks.shards import shards
+from gradsieve.tasks.vgg import VGG
+
+TASKS: dict[str, type[Task]] = {
+    "logreg": LogReg,
+    "mlp": MLP,
+    "resnet": ResNet,
+    "vgg": VGG,
+    "lstm": LSTM,
+    "bert": BERT,
+    "ncf": NCF,
+}
+
+
+def make_task(name: str, **options: Any) -> Task:
+    """
+    >>> make_task("mlp", width=0.5).dataset
+    'digits'
+    """
+    return TASKS[one_of("task", name, TASKS)](**options)
+
+
+__all__ = [
+    "TASKS",
+    "Batch",
+    "Data",
+    "DataError",
+    "Metric",
+    "Recipe",
+    "Task",
+    "make_task",
+    "shards",
+]
