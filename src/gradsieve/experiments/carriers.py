@@ -126,7 +126,7 @@ class HookCarrier:
             "density": 1.0,
             "k": self.n,
             "union": self.n,
-            "selected": self.n * size if self.settings.sparsifier == DENSE else None,
+            "selected": self.n,
             "imbalance": 1.0,
             "buildup": 1.0 if self.settings.sparsifier == DENSE else None,
             "threshold": None,

@@ -118,6 +118,8 @@ class VirtualEngine:
             )
             for rank in range(settings.workers)
         ]
+        for reducer in self.reducers:
+            reducer.open(sum(parameter.numel() for parameter in self.parameters), torch.device("cpu"))
 
     def gradients(self, step: int) -> Facts:
         grads, losses, forward, backward = [], [], 0.0, 0.0
@@ -158,7 +160,7 @@ class VirtualEngine:
         self.world.run([checkpoint.save(folder, state, {}, extra) for state in states])
 
     def load(self, folder: Path) -> dict[str, Any]:
-        states = self.world.run([checkpoint.load(folder, r.state_dict() | self._n(), {}) for r in self.reducers])
+        states = self.world.run([checkpoint.load(folder, r.state_dict(), {}) for r in self.reducers])
         extra: dict[str, Any] = {}
         for reducer, state in zip(self.reducers, states, strict=True):
             extra = state.pop("extra")
@@ -166,10 +168,6 @@ class VirtualEngine:
                 state["state"] = reducer.sparsifier.fitting(state["state"])
             reducer.load_state_dict(state)
         return extra
-
-    def _n(self) -> dict[str, int]:
-        """A reducer that was not used yet does not know its size."""
-        return {"n": sum(parameter.numel() for parameter in self.parameters)}
 
 
 def make_feeds(task: Task, data: Data, settings: Settings) -> list[Feed]:

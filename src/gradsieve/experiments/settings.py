@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gradsieve._check import at_least, fraction, number, one_of, positive
+from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
 from gradsieve.experiments.methods import PEERS, Method
-from gradsieve.tasks import Task, make_task
+from gradsieve.tasks import TASKS, Task, make_task
 from gradsieve.tasks.base import Recipe
 
 OPTIMIZERS, DECAYS = ("sgd", "adam"), ("cosine", "constant")
@@ -94,17 +94,29 @@ class Settings:
         )
 
     def make_task(self) -> Task:
-        """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says."""
+        """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says.
+
+        Whoever names a folder but no data set gets the task's first real one that is there.
+        """
         folder = self.data_dir or os.environ.get("GRADSIEVE_DATA", "")
-        return make_task(
-            self.task,
-            dataset=self.dataset,
-            data_dir=Path(folder) if folder else None,
-            model=self.model,
-            width=self.width,
-            limit=self.limit,
-            seed=self.seed,
-        )
+        one_of("task", self.task, TASKS)
+        real = TASKS[self.task].DATASETS[1:]
+        names = real if self.data_dir and not self.dataset else (self.dataset,)
+        problems: list[BadInput] = []
+        for name in names:
+            try:
+                return make_task(
+                    self.task,
+                    dataset=name,
+                    data_dir=Path(folder) if folder else None,
+                    model=self.model,
+                    width=self.width,
+                    limit=self.limit,
+                    seed=self.seed,
+                )
+            except BadInput as problem:
+                problems.append(problem)
+        raise problems[0]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

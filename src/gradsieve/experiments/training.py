@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gradsieve.experiments.board import Board
 from gradsieve.experiments.engines import Engine
 from gradsieve.experiments.facts import OWN, SECONDS, Facts
 from gradsieve.experiments.optimizers import learning_rate, make_optimizer, set_learning_rate
@@ -54,15 +55,11 @@ class Training:
         self.metric: float | None = None
         self._waiting: list[tuple[int, Facts]] = []
         self._patience = 1
-        self._board: Any = None
-        if settings.tensorboard and engine.leads:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(folder / "tensorboard"))
 
     def run(self) -> str:
         """Train; returns how it ended: finished or stopped."""
         settings = self.settings
+        self.board = Board(self.folder, settings.tensorboard and self.engine.leads)
         if self.done == 0:
             self._evaluate()
         while self.done < settings.steps and not self.stopping:
@@ -79,8 +76,7 @@ class Training:
         reason = "finished" if self.done == settings.steps else "stopped"
         if self.engine.leads:
             self.recorder.add([{"kind": "end", "reason": reason, "step": self.done}])
-        if self._board is not None:
-            self._board.close()
+        self.board.close()
         return reason
 
     def _step(self, step: int) -> None:
@@ -110,16 +106,20 @@ class Training:
         self.seconds += spent
         self.bytes += sum(line["bytes"] for line in lines)
         if self.engine.leads:
-            self.recorder.add(lines)
-            self._show(lines)
+            self._record(lines)
+            self._show(lines[-1])
 
     def _line(self, step: int, facts: Facts, mean: list[float]) -> Line:
         own = dict(zip(OWN, mean, strict=True))
         seconds = {name: own.pop(name) for name in SECONDS}
         return {"kind": "step", "step": step, **facts.shared, **own, "seconds": seconds}
 
-    def _show(self, lines: list[Line]) -> None:
-        last, settings = lines[-1], self.settings
+    def _record(self, lines: list[Line]) -> None:
+        self.recorder.add(lines)
+        self.board.add(lines)
+
+    def _show(self, last: Line) -> None:
+        settings = self.settings
         self.tell(
             Progress(
                 label=settings.label or settings.sparsifier,
@@ -132,20 +132,13 @@ class Training:
                 seconds=self.seconds,
             )
         )
-        if self._board is not None:
-            for line in lines:
-                for name in ("loss", "lr", "density", "imbalance", "threshold", "residual_norm", "bytes"):
-                    if line[name] is not None:
-                        self._board.add_scalar(name, line[name], line["step"])
 
     def _evaluate(self) -> None:
         self.metric = self.engine.evaluate()
         if self.engine.leads:
             assert self.metric is not None
             line = {"kind": "metric", "step": self.done, "value": self.metric}
-            self.recorder.add([{**line, "bytes": self.bytes, "seconds": self.seconds}])
-            if self._board is not None:
-                self._board.add_scalar("metric", self.metric, self.done)
+            self._record([{**line, "bytes": self.bytes, "seconds": self.seconds}])
 
     def save(self) -> None:
         """A checkpoint of everything that the next step needs."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gradsieve.experiments.summary import Summary
+from gradsieve.experiments.summary import PHASES, Summary
 from gradsieve.report.style import Shown
 from gradsieve.tasks.base import Metric
 
@@ -58,26 +58,22 @@ def _columns(metric: Metric, summaries: Sequence[Summary]) -> list[_Column]:
     def shown(values: Sequence[float | None]) -> list[str]:
         return [UNKNOWN if value is None else metric.show(value) for value in values]
 
+    longest = max(s.steps for s in summaries)
+
+    def total(get: Callable[[Summary], float | None]) -> Callable[[Summary], float | None]:
+        return lambda s: get(s) or None if s.steps == longest else None  # a short run has not earned a small sum
+
     return [
         _Column(metric.name, "best", lambda s: s.metric_best, shown, lambda s: _times(sign, s.metric_best)),
         _Column(metric.name, "last", lambda s: s.metric_last, shown, lambda s: _times(sign, s.metric_last)),
-        _Column(
-            "density", "mean", lambda s: _if_any(s, s.density_mean), _each(percent), _off(lambda s: s.density_mean)
-        ),
-        _Column(
-            "density", "worst", lambda s: _if_any(s, s.density_max), _each(percent), _off(lambda s: s.density_max)
-        ),
-        _Column(
-            sent, "a step", lambda s: _if_any(s, s.bytes_per_step), _each(size), lambda s: s.bytes_per_step or None
-        ),
-        _Column(sent, "in all", lambda s: _if_any(s, s.bytes_total), _each(size), lambda s: s.bytes_total or None),
+        _Column("density", "mean", _step("density_mean"), _each(percent), _off("density_mean")),
+        _Column("density", "worst", _step("density_max"), _each(percent), _off("density_max")),
+        _Column(sent, "a step", _step("bytes_per_step"), _each(size), lambda s: s.bytes_per_step or None),
+        _Column(sent, "in all", _step("bytes_total"), _each(size), total(lambda s: s.bytes_total)),
         _Column(sent, "vs dense", lambda s: s.compression, _each(times), lambda s: _times(-1.0, s.compression)),
-        _Column(time, "whole", lambda s: s.step_ms or None, aligned, lambda s: s.step_ms or None),
-        _Column(time, "forward", lambda s: _if_any(s, s.forward_ms), aligned),
-        _Column(time, "backward", lambda s: _if_any(s, s.backward_ms), aligned),
-        _Column(time, "select", lambda s: _if_any(s, s.select_ms), aligned),
-        _Column(time, "communicate", lambda s: _if_any(s, s.communicate_ms), aligned),
-        _Column("error", "total", lambda s: s.total_error, _each(short), lambda s: s.total_error),
+        _Column(time, "whole", _step("step_ms"), aligned, lambda s: s.step_ms or None),
+        *(_Column(time, phase, _step(f"{phase}_ms"), aligned) for phase in PHASES if phase != "step"),
+        _Column("error", "total", lambda s: s.total_error, _each(short), total(lambda s: s.total_error)),
     ]
 
 
@@ -153,20 +149,20 @@ def _end(summary: Summary) -> str:
     return "" if summary.end == "finished" else f"{summary.end} after {summary.steps:,} {steps}"
 
 
-def _if_any(summary: Summary, value: float) -> float | None:
-    """A run without steps has no mean, though its summary says 0."""
-    return value if summary.steps else None
+def _step(field: str) -> Callable[[Summary], float | None]:
+    """A mean over the steps: a run without steps has none, though its summary says 0."""
+    return lambda s: float(getattr(s, field)) if s.steps else None
 
 
 def _times(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
 
 
-def _off(get: Callable[[Summary], float]) -> Callable[[Summary], float | None]:
+def _off(field: str) -> Callable[[Summary], float | None]:
     """How far off the density asked for; no merit of a run that asks for everything."""
 
     def cost(summary: Summary) -> float | None:
-        realised, target = get(summary), summary.density_target
+        realised, target = getattr(summary, field), summary.density_target
         return abs(math.log(realised / target)) if target < 1 and realised > 0 else None
 
     return cost

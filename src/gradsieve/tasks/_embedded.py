@@ -25,7 +25,7 @@ def digits() -> tuple[Images, Images]:
 
 
 def library_text() -> str:
-    """About 1.2 million characters of Python source, as ASCII; the same for the same version of Python."""
+    """About 1.4 million characters of Python source, as ASCII; the same for the same version of Python."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = [path for name in sorted(MODULES.split()) if (path := folder / f"{name}.py").is_file()]
     text = "".join(path.read_text(encoding="utf-8") for path in files)

@@ -72,7 +72,7 @@ class BERT(Classifier):
     def recipe(self) -> Recipe:
         if self.dataset == "generated":
             return Recipe(lr=1e-3, batch=16, steps=400, optimizer="adam", base_batch=64, warm_up=0.1)
-        return Recipe(lr=5e-4, batch=16, steps=1500, optimizer="adam", base_batch=64, warm_up=0.1)
+        return Recipe(lr=5e-4, batch=16, steps=800, optimizer="adam", base_batch=64, warm_up=0.1)
 
     def make_model(self) -> nn.Module:
         make = Encoder if self.model == "encoder" else Transformers

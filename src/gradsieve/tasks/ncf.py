@@ -43,8 +43,6 @@ class NCF(Task):
         last[len(pairs) - 1 - np.unique(pairs[::-1, 0], return_index=True)[1]] = True
         rng = np.random.default_rng(self.seed)
         train = rng.permutation(pairs[~last])[: self.limit or None]
-        if not len(train):
-            raise DataError(f"dataset {self.dataset} must hold two choices of a user, got one of each")
         chosen = np.zeros((self.users, self.items), dtype=bool)
         chosen[pairs[:, 0], pairs[:, 1]] = True
         test = [
@@ -52,6 +50,10 @@ class NCF(Task):
             for user, item in pairs[last][: self.limit or None]
             if not chosen[user].all()
         ]
+        if not len(train) or not test:
+            raise DataError(
+                f"dataset {self.dataset} must hold a user's two choices and an item not chosen, got none"
+            )
         held_out = torch.tensor(np.array(test))
         self.chosen = torch.from_numpy(chosen)
         users, items = torch.from_numpy(train[:, 0].copy()), torch.from_numpy(train[:, 1].copy())
