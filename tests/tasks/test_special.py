@@ -40,6 +40,7 @@ def test_minimum_of_a_small_problem() -> None:
 def test_logreg_begins_a_shift_away_from_the_minimum() -> None:
     task = make_task("logreg", width=0.02, limit=300)
     data, model = task.load(), task.make_model()
+    task.start(model)
     assert evaluate(task, model, data) > 1
     with torch.no_grad():
         next(model.parameters()).sub_(0.005 * 50)

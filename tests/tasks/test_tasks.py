@@ -84,6 +84,7 @@ def test_chance_comes_from_the_generator(name: str) -> None:
 def test_training_helps(name: str) -> None:
     task = make_task(name, **TINY[name])
     data, model = task.load(), task.make_model()
+    task.start(model)
     before = evaluate(task, model, data)
     train(task, model, data, STEPS.get(name, 40))
     after = evaluate(task, model, data)

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import get_current_context
-from click.core import ParameterSource
 
 from gradsieve._check import BadInput
 from gradsieve.cli.common import AsJson, check_out, clear_errors, console, print_json, refuse, table
@@ -61,6 +59,7 @@ SIMULATED = (  # what `simulate --json` prints, and in which order
 
 @run_options
 def train(
+    context: typer.Context,
     options: dict[str, Any],
     task: TaskName = "",
     sparsifier: Sparsifier = "exdyna",
@@ -81,7 +80,7 @@ def train(
     """
     with clear_errors():
         if resume is not None:
-            settings, folder = _resumed(resume), resume
+            settings, folder = _resumed(resume, context), resume
         else:
             given = {"checkpoint_every": checkpoint_every, "virtual": virtual, "tensorboard": tensorboard}
             settings = _settings(task, options | given).with_method(parse_method(sparsifier, options["density"]))
@@ -231,15 +230,16 @@ def _settings(task: str, options: dict[str, Any]) -> Settings:
     return settings
 
 
-def _resumed(folder: Path) -> Settings:
+def _resumed(folder: Path, context: typer.Context) -> Settings:
     """The settings in the record, with those that may change: for longer, or on more or fewer workers."""
     settings = Settings.from_dict(read_run(folder).settings)
-    context = get_current_context()
-    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     for name in given:
-        if name not in ("resume", "steps", "workers", "as_json"):
-            raise ValueError(f"--resume goes with --steps and --workers only, got {name} too")
-    changed = {name: context.params[name] for name in ("steps", "workers") if name in given}
+        if name not in ("resume", "steps", "workers", "data_dir", "as_json"):
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"--resume goes with --steps, --workers and --data-dir only, got {flag} too")
+    changed = {name: context.params[name] for name in ("steps", "workers", "data_dir") if name in given}
     if running.under_torchrun():
         changed["workers"] = running.torchrun_workers()
     settings = dataclasses.replace(settings, **changed)
@@ -272,7 +272,7 @@ def _need_tensorboard() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
-        raise ValueError("--tensorboard needs a package that is not installed: pip install tensorboard") from None
+        raise ValueError("--tensorboard needs a package that is not installed: pip install 'gradsieve[tensorboard]'") from None
 
 
 def _runs_in(path: Path) -> list[Run]:

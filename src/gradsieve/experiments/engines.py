@@ -55,6 +55,8 @@ class ProcessEngine:
         self.leads = self.rank == 0
         self.feed = make_feeds(task, data, settings)[self.rank]
         self.model = task.make_model()
+        if self.leads:
+            task.start(self.model)
         self.ddp, self.carrier = attach(self.model, settings)
 
     def gradients(self, step: int) -> Facts:
@@ -105,6 +107,7 @@ class VirtualEngine:
         self.task, self.data, self.settings = task, data, settings
         self.feeds = make_feeds(task, data, settings)
         self.model = task.make_model()
+        task.start(self.model)
         self.parameters = list(self.model.parameters())
         self.schedule = as_schedule(settings.density, settings.dense_steps)
         self.world = VirtualWorld(settings.workers)

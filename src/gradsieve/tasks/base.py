@@ -112,6 +112,9 @@ class Task(ABC):
     def make_model(self) -> nn.Module:
         """A new model, the same for the same options; the random generator of torch is left as it was."""
 
+    def start(self, model: nn.Module) -> None:  # noqa: B027
+        """First weights that take work to find. Called by the leading worker only, whose weights all others take."""
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a training batch, to call `backward()` on."""

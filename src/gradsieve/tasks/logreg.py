@@ -96,12 +96,15 @@ class LogReg(Task):
     def make_model(self) -> nn.Module:
         with self.seeded():
             model = nn.Linear(self.problem.rows.shape[1], 1, bias=False)
+        nn.init.zeros_(model.weight)
+        return model
+
+    def start(self, model: nn.Module) -> None:
         # With fewer features, a larger shift moves the margins as far.
         shift = SHIFTS.get(self.dataset, 0.0) / (self.scaled(FEATURES) / FEATURES)
-        start = self.problem.minimum[0] + shift if shift else torch.zeros(1)
-        with torch.no_grad():
-            model.weight.copy_(start)
-        return model
+        if shift:
+            with torch.no_grad():
+                next(model.parameters()).copy_(self.problem.minimum[0] + shift)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         rows, signs = batch
