@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-all check format bench reports clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY) ## compare all sparsifiers on virtual workers (1 minute)
+demo: $(READY) ## compare four methods in real processes, and write a report (2 minutes)
 	$(BIN)/gradsieve demo
 
 test: $(READY) ## run the tests (under 10 minutes on 2 cores)
@@ -38,6 +38,9 @@ format: $(READY) ## apply the formatter and the safe fixes
 bench: $(READY) ## measure kernels and steps, write benchmarks/data/*.csv (3 minutes)
 	$(BIN)/gradsieve bench kernels --out benchmarks/data/kernels.csv
 	$(BIN)/gradsieve bench step --out benchmarks/data/step.csv
+
+reports: $(READY) ## train on MNIST, WikiText-2 and SST-2 from GRADSIEVE_DATA, write benchmarks/reports/ (1 hour)
+	sh benchmarks/reports.sh
 
 clean: ## remove everything that was built
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from gradsieve.cli import app
 
 COLUMNS = 80
 
@@ -16,25 +19,81 @@ def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout)
 
 
-def test_demo_prints_a_table() -> None:
-    done = run("demo", "--workers", "2", "--steps", "3", "--sparsifiers", "dense,exdyna")
+COMMANDS = ("", "demo", "train", "compare", "simulate", "report", "info", "bench", "bench kernels", "bench step")
+TINY = ("--workers", "2", "--steps", "6", "--width", "0.1", "--batch", "8")
+
+
+def test_demo_compares_in_real_processes(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    done = run("demo", "--workers", "2", "--steps", "12", "--out", str(out))
     assert done.returncode == 0, done.stderr
-    assert "exdyna" in done.stdout
-    assert "accuracy" in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
+    assert max(len(line) for line in done.stdout.splitlines()[:-1]) <= COLUMNS  # the last is a path
+    for method in ("dense", "topk", "powersgd", "exdyna"):
+        assert f" {method} " in done.stdout
+        assert f"{method}  12/12  loss" in done.stderr
+    assert done.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "dense",
+        "exdyna",
+        "powersgd",
+        "report.html",
+        "steps.csv",
+        "summary.csv",
+        "topk",
+    ]
+    rows = list(csv.DictReader((out / "summary.csv").open()))
+    assert [row["method"] for row in rows] == ["dense", "topk", "powersgd", "exdyna"]
 
 
-def test_demo_as_json_is_the_same_every_time() -> None:
-    arguments = ("demo", "--workers", "3", "--steps", "4", "--density", "0.02", "--json", "--sparsifiers")
-    one, other = (json.loads(run(*arguments, "topk,exdyna").stdout) for _ in range(2))
-    for result in [*one["results"], *other["results"]]:
-        del result["select_ms"]
-    assert one["results"] == other["results"]
-    assert [result["sparsifier"] for result in one["results"]] == ["topk", "exdyna"]
-    exdyna = one["results"][1]
-    assert exdyna["density"] == pytest.approx(0.02, rel=0.01)
-    assert one["settings"] == {"workers": 3, "steps": 4, "density": 0.02, "seed": 0}
-    assert one["conditions"]["torch"]
+def test_compare_on_virtual_workers_is_the_same_every_time(tmp_path: Path) -> None:
+    results = []
+    for name in ("one", "other"):
+        methods = "dense,topk,cltk:beta=0.5,exdyna,exdyna:density=0.02"
+        arguments = ("compare", "mlp", "--virtual", "--json", "--sparsifiers", methods, *TINY)
+        done = run(*arguments, "--out", str(tmp_path / name))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        rows = json.loads(done.stdout)
+        results.append([{key: row[key] for key in row if not key.endswith(("_ms", "seconds"))} for row in rows])
+    assert results[0] == results[1]
+    methods = [row["method"] for row in results[0]]
+    assert methods == ["dense", "topk", "cltk beta=0.5", "exdyna", "exdyna density=0.02"]
+    densities = [row["density_mean"] for row in results[0]]
+    assert densities[0] == 1.0
+    assert densities[4] == pytest.approx(0.02, rel=0.05)
+    assert (tmp_path / "one" / "exdyna-density-0.02" / "records.jsonl").exists()
+
+
+def test_simulate_prints_these_keys_in_this_order(tmp_path: Path) -> None:
+    done = run("simulate", "mlp", "--sparsifier", "topk", "--density", "0.05", "--json", *TINY)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    keys = """task, sparsifier, workers, steps, density_target, density_mean, density_max, density_last,
+        density_within_5pct, selected_total, bytes_per_step, bytes_total, collectives_per_step, total_error,
+        residual_norm_last, imbalance_mean, buildup_mean, metric_name, metric_best, metric_last, loss_last,
+        seconds"""
+    assert list(found) == [key.strip() for key in keys.split(",")]
+    assert (found["task"], found["sparsifier"], found["workers"], found["steps"]) == ("mlp", "topk", 2, 6)
+    assert found["density_target"] == 0.05
+    assert found["buildup_mean"] == pytest.approx(found["density_mean"] / 0.05, rel=0.01)
+    assert found["bytes_total"] == pytest.approx(6 * found["bytes_per_step"])
+    for_people = run("simulate", "mlp", "--sparsifier", "topk", "--out", str(tmp_path / "run"), *TINY)
+    assert "buildup_mean" in for_people.stdout
+    assert (tmp_path / "run" / "records.jsonl").exists()
+
+
+def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    made = run("compare", "mlp", "--virtual", "--sparsifiers", "dense,exdyna", "--out", str(out), *TINY)
+    assert made.returncode == 0, made.stderr
+    page = tmp_path / "new" / "page.html"
+    done = run("report", str(out), "--out", str(page), "--csv", str(tmp_path / "tables"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"report of 2 runs: {page}\n"
+    assert page.read_text() == (out / "report.html").read_text()
+    assert (tmp_path / "tables" / "summary.csv").read_text() == (out / "summary.csv").read_text()
+    single = run("report", str(out / "exdyna"), "--out", str(page))
+    assert single.stdout == f"report of 1 run: {page}\n"
 
 
 @pytest.mark.parametrize(
@@ -42,26 +101,64 @@ def test_demo_as_json_is_the_same_every_time() -> None:
     [
         (("demo", "--density", "1.5"), "density must be in (0, 1], got 1.5"),
         (("demo", "--workers", "0"), "workers must be at least 1, got 0"),
-        (("demo", "--workers", "5000"), "workers must be at most 1500, one training image each, got 5000"),
-        (("demo", "--steps", "0"), "steps must be at least 1, got 0"),
         (("demo", "--sparsifiers", "dense,none"), "sparsifier must be one of dense, topk"),
+        (("train",), "task must be one of logreg, mlp, resnet, vgg, lstm, bert, ncf, got none"),
+        (("train", "resnt"), "got 'resnt': did you mean resnet?"),
+        (("train", "mlp", "--sparsifier", "exdina"), "got 'exdina': did you mean exdyna?"),
+        (("train", "mlp", "--workers", "5000"), "as processes of this machine, got 5000: take --virtual"),
+        (("simulate", "mlp", "--workers", "5000"), "workers must be at most 1500, one training example each, got"),
+        (("train", "mlp", "--virtual", "--batch", "900"), "batch must be at most 375"),
+        (("train", "mlp", "--dataset", "mnist"), "dataset mnist needs a data folder"),
+        (("train", "mlp", "--data-dir", "/nowhere"), "mnist/train-images-idx3-ubyte must be in the data folder"),
+        (("train", "mlp", "--out", "."), "out must be a new folder, got ., which exists"),
+        (("train", "--resume", "/nowhere"), "/nowhere must be readable, got No such file or directory"),
+        (("train", "mlp", "--virtual", "--out", "/proc/new"), "/proc/new could not be made: No such file"),
+        (("compare", "mlp", "--virtual", "--sparsifiers", "fp16"), "fp16 is torch's own hook and needs real"),
+        (("compare", "mlp", "--sparsifiers", "topk,topk"), "sparsifiers must be named once each, got topk again"),
+        (("simulate", "mlp", "--skew", "2"), "skew must be in [0, 1], got 2"),
+        (("report", "/nowhere"), "/nowhere must be readable, got No such file or directory"),
+        (("report", "tests"), "tests must hold a record, got no records.jsonl in it"),
+        (("report", "README.md"), "README.md must hold one JSON object a line"),
         (("bench", "kernels", "--n", "5"), "n must be at least 1000000, got 5"),
         (("bench", "step", "--workers", "2,x"), "workers must be a whole number, got 'x'"),
         (("bench", "step", "--density", "0"), "density must be in (0, 1], got 0.0"),
         (("bench", "kernels", "--out", "."), "out must be a file, got the folder ."),
     ],
 )
-def test_bad_input(arguments: tuple[str, ...], words: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
+def test_bad_input(arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In this process, to be quick: one sentence, exit code 2, and no file anywhere."""
+    monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
+    if arguments[0] != "report":
+        monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 2, done.output
     assert done.stdout == ""
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("demo", "--steps", "many"), ("nonsense",), ("demo", "--nonsense")])
-def test_bad_usage(arguments: tuple[str, ...]) -> None:
-    assert run(*arguments).returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("demo", "--steps", "many"), "Invalid value for '--steps'"),
+        (("trian",), "Did you mean 'train'?"),
+        (("train", "--desity", "1"), "--density"),
+    ],
+)
+def test_bad_usage_suggests_what_is_near(arguments: tuple[str, ...], words: str) -> None:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_and_shows_an_example(command: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="gradsieve")
+    assert done.exit_code == 0
+    assert "Example: gradsieve" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
+    assert "..." not in done.stdout.replace("[ARGS]...", "").replace("{RUN}...", "")  # nothing was cut off
 
 
 def test_info() -> None:
@@ -71,12 +168,6 @@ def test_info() -> None:
     assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
     known = json.loads(run("info", "--json").stdout)
     assert known["sparsifiers"]["cltk"] == {"beta": 1.0}
-
-
-def test_help_lists_the_commands() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    assert all(command in done.stdout for command in ("demo", "bench", "info"))
 
 
 def test_bench_kernels_writes_rows(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def kernels(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """The kernels and a whole step of one worker against passes over the same memory.
+    """Kernels and a whole step against passes over memory.
 
     Example: gradsieve bench kernels --n 5000000
     """
@@ -65,7 +65,9 @@ def step(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """A DDP step of 10.5M parameters over gloo on loopback: ours, plain DDP, torch's own hooks.
+    """A DDP step on loopback: ours, plain, torch's hooks.
+
+    The model has 10.5M parameters; the processes talk over gloo.
 
     Example: gradsieve bench step --workers 2 --out step.csv
     """

@@ -181,7 +181,7 @@ def demo(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of comparisons.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, or of comparisons.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     csv: Annotated[Path | None, typer.Option(help="Also write CSV tables into this folder.")] = None,
 ) -> None:
@@ -272,7 +272,7 @@ def _need_tensorboard() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
-        raise ValueError("--tensorboard needs a package that is not installed: pip install 'gradsieve[tensorboard]'") from None
+        raise ValueError("--tensorboard needs its package: pip install 'gradsieve[tensorboard]'") from None
 
 
 def _runs_in(path: Path) -> list[Run]:

@@ -17,13 +17,14 @@ import torch.distributed as dist
 
 from gradsieve._check import BadInput
 from gradsieve.conditions import conditions
-from gradsieve.experiments.engines import Engine, ProcessEngine, VirtualEngine
+from gradsieve.experiments.engines import Engine, ProcessEngine, VirtualEngine, make_feeds
 from gradsieve.experiments.records import VERSION, Recorder, Run, cut_back, read_run
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.training import Training
 from gradsieve.launch import Post, run_workers
 
 Listen = Callable[[Any], None]
+_FEW, _PROCESSES_A_CORE = 32, 8
 
 
 class Stop:
@@ -70,6 +71,7 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
     of torchrun's keeps it. A new run that fails before its first step leaves no folder behind."""
     if leads() and not resume:
         check_new(folder)
+    check(settings)
     job = (settings, folder, resume, command_line())
     try:
         if settings.virtual:
@@ -87,7 +89,27 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
 
 def check_new(folder: Path) -> None:
     if folder.exists():
-        raise ValueError(f"out must be a new folder, got {folder}, which exists")
+        raise BadInput(f"out must be a new folder, got {folder}, which exists")
+
+
+def check(settings: Settings) -> None:
+    """Refuse, before anything is started or written, what no worker could do: also data that cannot be read."""
+    most = max(_FEW, _PROCESSES_A_CORE * (os.cpu_count() or 1))
+    if not settings.virtual and settings.workers > most and not under_torchrun():
+        raise BadInput(
+            f"workers must be at most {most} as processes of this machine, got {settings.workers}: take --virtual"
+        )
+    task = settings.make_task()
+    with _as_bad_input():
+        make_feeds(task, task.load(), settings.filled(task, task.recipe))
+
+
+@contextmanager
+def _as_bad_input() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def _remove_unless_begun(folder: Path) -> None:

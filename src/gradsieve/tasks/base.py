@@ -113,7 +113,7 @@ class Task(ABC):
         """A new model, the same for the same options; the random generator of torch is left as it was."""
 
     def start(self, model: nn.Module) -> None:  # noqa: B027
-        """First weights that take work to find. Called by the leading worker only, whose weights all others take."""
+        """First weights that take work to find: called by the leading worker only, the others take its weights."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
