@@ -138,6 +138,22 @@ def test_bad_input(arguments: tuple[str, ...], words: str, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["train", "compare", "simulate"])
+def test_unreadable_data(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for split in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            (folder / f"{split}-{kind}-ubyte").write_bytes(b"not an idx file")
+    out = tmp_path / "out"
+    arguments = [command, "mlp", "--dataset", "mnist", "--data-dir", str(tmp_path / "data"), "--out", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "train-images-idx3-ubyte must be an idx file of 3 dimensions" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

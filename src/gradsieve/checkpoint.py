@@ -225,7 +225,9 @@ def _sync(path: Path) -> None:
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """`value` with names in place of its tensors, which are put aside."""
     if isinstance(value, Tensor):
-        tensors[name] = value.contiguous()
+        # Weights that are tied come as two tensors in one place, which safetensors does not write.
+        places = {tensor.data_ptr() for tensor in tensors.values()}
+        tensors[name] = value.clone() if value.data_ptr() in places else value.contiguous()
         return {"tensor": name}
     if isinstance(value, Mapping):
         return {key: _without_tensors(part, f"{name}.{key}".strip("."), tensors) for key, part in value.items()}

@@ -83,6 +83,16 @@ def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path: Path, method: str, opti
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_tied_weights_are_saved_and_go_on(tmp_path: Path) -> None:
+    settings = Settings("lstm", workers=2, virtual=True, steps=6, batch=4, width=0.1, limit=60, eval_every=2)
+    whole = train(settings, tmp_path / "whole")
+    stopped = train(settings, tmp_path / "stopped", stop=StopAfter(1, tmp_path / "stopped"))
+    assert len(stopped.steps) < 6
+    train(whole_settings(stopped), tmp_path / "stopped", resume=True)
+    assert whole.settings["model"] == "tied"
+    assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
+
+
 def test_what_was_recorded_after_the_checkpoint_is_done_again(tmp_path: Path) -> None:
     """As after a crash: the last checkpoint is older than the record."""
     settings = replace(TINY, checkpoint_every=5)

@@ -184,6 +184,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, or of comparisons.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     csv: Annotated[Path | None, typer.Option(help="Also write CSV tables into this folder.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Rebuild the report of runs from their records.
 
@@ -197,7 +198,10 @@ def report(
         write_report(found, out)
         if csv is not None:
             write_csv(found, csv)
-    typer.echo(f"report of {len(found)} run{'s' * (len(found) > 1)}: {out}")
+    if as_json:
+        print_json({"report": str(out), "runs": [dataclasses.asdict(summarise(run)) for run in found]})
+    else:
+        typer.echo(f"report of {len(found)} run{'s' * (len(found) > 1)}: {out}")
 
 
 def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """The same task, seed and data for several methods, one run after the other."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from gradsieve.experiments.methods import Method
@@ -15,9 +16,14 @@ def compare(settings: Settings, methods: list[Method], folder: Path, listen: Lis
     for method in methods:
         if stop.requested():
             break
-        done = run(settings.with_method(method), folder / slug(method.label), listen, stop)
-        if done is not None:
-            runs.append(done)
+        try:
+            done = run(settings.with_method(method), folder / slug(method.label), listen, stop)
+        except BaseException:
+            with suppress(OSError):  # if the first run never began, its folder is gone and this one empty
+                folder.rmdir()
+            raise
+        assert done is not None
+        runs.append(done)
     return runs
 
 
