@@ -27,8 +27,8 @@ def column(found: Table, group: str, head: str) -> list[tuple[str, bool]]:
     return [(cells[place].text, cells[place].best) for _, cells, _ in found.rows]
 
 
-def made(compression: float | None = 1.0, best: float | None = 0.9) -> Summary:
-    return replace(summarise(make_run("exdyna", steps=2)), metric_best=best, compression=compression)
+def made(compression: float | None = 1.0, last: float | None = 0.9) -> Summary:
+    return replace(summarise(make_run("exdyna", steps=2)), metric_last=last, compression=compression)
 
 
 def test_columns_and_the_best_of_each() -> None:
@@ -89,25 +89,25 @@ def test_units() -> None:
             ["dense", "topk", "exdyna"],
             [made(1.0, 0.977), made(18.0, 0.975), made(41.2, 0.973)],
             ACCURACY,
-            "exdyna reaches 97.3 % accuracy, 0.4 points below dense, with 41 times fewer bytes.",
+            "exdyna ends at 97.3 % accuracy, 0.4 points below dense, with 41 times fewer bytes.",
         ),
         (
             ["dense", "topk", "exdyna"],
             [made(1.0, 0.977), made(18.0, 0.90), made(41.2, 0.85)],
             ACCURACY,
-            "topk reaches 90.0 % accuracy, 7.7 points below dense, with 18 times fewer bytes.",
+            "topk ends at 90.0 % accuracy, 7.7 points below dense, with 18 times fewer bytes.",
         ),
         (
             ["dense", "topk"],
             [made(1.0, 30.0), made(0.5, 30.15)],
             PERPLEXITY,
-            "topk reaches perplexity 30.15, 0.5 % above dense, with 2.0 times as many bytes.",
+            "topk ends at perplexity 30.15, 0.5 % above dense, with 2.0 times as many bytes.",
         ),
         (
             ["dense", "topk"],
             [made(1.0, 0.97), made(18.0, 0.97)],
             ACCURACY,
-            "topk reaches 97.0 % accuracy, the same as dense, with 18 times fewer bytes.",
+            "topk ends at 97.0 % accuracy, the same as dense, with 18 times fewer bytes.",
         ),
         (["topk", "exdyna"], [made(None, None), made(None, float("nan"))], ACCURACY, "2 runs, not evaluated yet."),
     ],
@@ -117,5 +117,5 @@ def test_the_sentence(labels: list[str], rows: list[Summary], metric: Metric, sa
 
 
 def test_the_sentence_without_dense() -> None:
-    assert sentence(["topk", "exdyna"], [made(best=0.8), made()], ACCURACY).startswith("exdyna is the best of 2")
-    assert sentence(["dense"], [made()], ACCURACY).startswith("dense reaches 90.0 % accuracy and sends")
+    assert sentence(["topk", "exdyna"], [made(last=0.8), made()], ACCURACY).startswith("exdyna is the best of 2")
+    assert sentence(["dense"], [made()], ACCURACY).startswith("dense ends at 90.0 % accuracy and sends")
