@@ -14,6 +14,6 @@ compare() {
 compare mnist resnet --dataset mnist --steps 3000 --eval-every 300 \
     --sparsifiers dense,exdyna:density=0.01,exdyna:density=0.001
 compare wikitext-2 lstm --dataset wikitext-2 --eval-every 30 \
-    --sparsifiers dense,powersgd,exdyna:density=0.01,exdyna:density=0.001
+    --sparsifiers dense,exdyna:density=0.01,exdyna:density=0.001
 compare sst2 bert --dataset sst2 --eval-every 100 \
-    --sparsifiers dense,powersgd,exdyna:density=0.01,exdyna:density=0.001
+    --sparsifiers dense,exdyna:density=0.01,exdyna:density=0.001

@@ -10,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gradsieve.cli import app
+from gradsieve.cli.live import show
+from gradsieve.experiments.training import Progress
+from gradsieve.tasks.base import Metric
 
 COLUMNS = 80
 
@@ -175,6 +178,16 @@ def test_help_fits_and_shows_an_example(command: str) -> None:
     assert "Example: gradsieve" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
     assert "..." not in done.stdout.replace("[ARGS]...", "").replace("{RUN}...", "")  # nothing was cut off
+
+
+@pytest.mark.parametrize("label", ["exdyna", "exdyna compat=release density=0.001"])
+@pytest.mark.parametrize("step", [1, 123456])
+def test_the_live_line_fits(label: str, step: int) -> None:
+    metric = Metric("hit rate@10", higher_is_better=True, percent=True)
+    line = show(Progress(label, step, 2 * step, 0.012345, 0.765432, 0.00123, 1.23e9, 4321.0), metric)
+    assert len(line) <= COLUMNS
+    for part in ("exdyna", f"{step}/{2 * step}", "0.0123", "hit rate@10 76.5 %", "0.0012", "1.23 GB", "72:01"):
+        assert part in line
 
 
 def test_info() -> None:

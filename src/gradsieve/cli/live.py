@@ -13,15 +13,20 @@ from gradsieve.report.table import size
 from gradsieve.tasks.base import Metric
 
 COLUMNS = 80
+_SHORTEST_LABEL = 8
 
 
 def show(progress: Progress, metric: Metric) -> str:
-    """One line of at most 80 columns."""
+    """One line of at most 80 columns: a long label is cut, and where that is not enough, words are."""
     value = "" if progress.metric is None else f"  {metric.name} {metric.show(progress.metric)}"
-    left = f"{progress.step}/{progress.steps}  loss {progress.loss:.3g}{value}"
-    right = f"density {progress.density:.2g}  {size(progress.bytes)}  {clock(progress.seconds)}"
-    room = COLUMNS - len(left) - len(right) - 4
-    return f"{progress.label[:room]}  {left}  {right}"
+    steps, loss = f"{progress.step}/{progress.steps}", f"{progress.loss:.3g}"
+    rest = f"{progress.density:.2g}  {size(progress.bytes)}  {clock(progress.seconds)}"
+    line = f"{steps}  loss {loss}{value}  density {rest}"
+    room = COLUMNS - len(line) - 2
+    if room < _SHORTEST_LABEL:
+        line = f"{steps}  {loss}{value}  {rest}"
+        room = COLUMNS - len(line) - 2
+    return f"{progress.label[: max(room, 0)]}  {line}"[:COLUMNS]
 
 
 def clock(seconds: float) -> str:
