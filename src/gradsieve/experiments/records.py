@@ -72,15 +72,15 @@ class Recorder:
 
 
 def to_line(line: Mapping[str, Any]) -> str:
-    """One line of strict JSON: numbers that are not finite become null."""
-    return json.dumps(_finite(line), allow_nan=False) + "\n"
+    """One line of strict JSON: numbers have as many digits as float32, and those that are not finite become null."""
+    return json.dumps(_plain(line), allow_nan=False) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(f"{value:.8g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: _plain(part) for key, part in value.items()}
     return value
 
 
