@@ -72,15 +72,17 @@ class Recorder:
 
 
 def to_line(line: Mapping[str, Any]) -> str:
-    """One line of strict JSON: numbers have as many digits as float32, and those that are not finite become null."""
-    return json.dumps(_plain(line), allow_nan=False) + "\n"
+    """One line of strict JSON. Numbers that are not finite become null; settings are exact, what was measured has the
+    digits of float32."""
+    return json.dumps(_plain(line, exact=line["kind"] == "run"), allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, exact: bool) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.8g}") if math.isfinite(value) else None
+        number = value if exact else float(f"{value:.8g}")
+        return number if math.isfinite(number) else None
     if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: _plain(part, exact) for key, part in value.items()}
     return value
 
 
