@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from gradsieve.cli import app
 from gradsieve.cli.live import show
@@ -24,6 +24,11 @@ def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[st
 
 COMMANDS = ("", "demo", "train", "compare", "simulate", "report", "info", "bench", "bench kernels", "bench step")
 TINY = ("--workers", "2", "--steps", "6", "--width", "0.1", "--batch", "8")
+
+
+def invoke(*arguments: str) -> Result:
+    """In this process, to be quick."""
+    return CliRunner().invoke(app, list(arguments), prog_name="gradsieve")
 
 
 def test_demo_compares_in_real_processes(tmp_path: Path) -> None:
@@ -53,8 +58,8 @@ def test_compare_on_virtual_workers_is_the_same_every_time(tmp_path: Path) -> No
     for name in ("one", "other"):
         methods = "dense,topk,cltk:beta=0.5,exdyna,exdyna:density=0.02"
         arguments = ("compare", "mlp", "--virtual", "--json", "--sparsifiers", methods, *TINY)
-        done = run(*arguments, "--out", str(tmp_path / name))
-        assert done.returncode == 0, done.stderr
+        done = invoke(*arguments, "--out", str(tmp_path / name))
+        assert done.exit_code == 0, done.stderr
         assert done.stderr == ""
         rows = json.loads(done.stdout)
         results.append([{key: row[key] for key in row if not key.endswith(("_ms", "seconds"))} for row in rows])
@@ -68,8 +73,8 @@ def test_compare_on_virtual_workers_is_the_same_every_time(tmp_path: Path) -> No
 
 
 def test_simulate_prints_these_keys_in_this_order(tmp_path: Path) -> None:
-    done = run("simulate", "mlp", "--sparsifier", "topk", "--density", "0.05", "--json", *TINY)
-    assert done.returncode == 0, done.stderr
+    done = invoke("simulate", "mlp", "--sparsifier", "topk", "--density", "0.05", "--json", *TINY)
+    assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     keys = """task, sparsifier, workers, steps, density_target, density_mean, density_max, density_last,
         density_within_5pct, selected_total, bytes_per_step, bytes_total, collectives_per_step, total_error,
@@ -80,22 +85,22 @@ def test_simulate_prints_these_keys_in_this_order(tmp_path: Path) -> None:
     assert found["density_target"] == 0.05
     assert found["buildup_mean"] == pytest.approx(found["density_mean"] / 0.05, rel=0.01)
     assert found["bytes_total"] == pytest.approx(6 * found["bytes_per_step"])
-    for_people = run("simulate", "mlp", "--sparsifier", "topk", "--out", str(tmp_path / "run"), *TINY)
+    for_people = invoke("simulate", "mlp", "--sparsifier", "topk", "--out", str(tmp_path / "run"), *TINY)
     assert "buildup_mean" in for_people.stdout
     assert (tmp_path / "run" / "records.jsonl").exists()
 
 
 def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    made = run("compare", "mlp", "--virtual", "--sparsifiers", "dense,exdyna", "--out", str(out), *TINY)
-    assert made.returncode == 0, made.stderr
+    made = invoke("compare", "mlp", "--virtual", "--sparsifiers", "dense,exdyna", "--out", str(out), *TINY)
+    assert made.exit_code == 0, made.stderr
     page = tmp_path / "new" / "page.html"
-    done = run("report", str(out), "--out", str(page), "--csv", str(tmp_path / "tables"))
-    assert done.returncode == 0, done.stderr
+    done = invoke("report", str(out), "--out", str(page), "--csv", str(tmp_path / "tables"))
+    assert done.exit_code == 0, done.stderr
     assert done.stdout == f"report of 2 runs: {page}\n"
     assert page.read_text() == (out / "report.html").read_text()
     assert (tmp_path / "tables" / "summary.csv").read_text() == (out / "summary.csv").read_text()
-    single = run("report", str(out / "exdyna"), "--out", str(page))
+    single = invoke("report", str(out / "exdyna"), "--out", str(page))
     assert single.stdout == f"report of 1 run: {page}\n"
 
 
@@ -129,11 +134,11 @@ def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In this process, to be quick: one sentence, exit code 2, and no file anywhere."""
+    """One sentence, exit code 2, and no file anywhere."""
     monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
     if arguments[0] != "report":
         monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, list(arguments))
+    done = invoke(*arguments)
     assert done.exit_code == 2, done.output
     assert done.stdout == ""
     assert words in done.stderr
@@ -150,7 +155,7 @@ def test_unreadable_data(command: str, tmp_path: Path) -> None:
             (folder / f"{split}-{kind}-ubyte").write_bytes(b"not an idx file")
     out = tmp_path / "out"
     arguments = [command, "mlp", "--dataset", "mnist", "--data-dir", str(tmp_path / "data"), "--out", str(out)]
-    done = CliRunner().invoke(app, arguments)
+    done = invoke(*arguments)
     assert done.exit_code == 2
     assert "train-images-idx3-ubyte must be an idx file of 3 dimensions" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -166,14 +171,14 @@ def test_unreadable_data(command: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_usage_suggests_what_is_near(arguments: tuple[str, ...], words: str) -> None:
-    done = CliRunner().invoke(app, list(arguments))
+    done = invoke(*arguments)
     assert done.exit_code == 2
     assert words in done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_and_shows_an_example(command: str) -> None:
-    done = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="gradsieve")
+    done = invoke(*command.split(), "--help")
     assert done.exit_code == 0
     assert "Example: gradsieve" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
@@ -191,11 +196,11 @@ def test_the_live_line_fits(label: str, step: int) -> None:
 
 
 def test_info() -> None:
-    done = run("info")
-    assert done.returncode == 0
+    done = invoke("info")
+    assert done.exit_code == 0
     assert "exdyna" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
-    known = json.loads(run("info", "--json").stdout)
+    known = json.loads(invoke("info", "--json").stdout)
     assert known["sparsifiers"]["cltk"] == {"beta": 1.0}
 
 

@@ -72,8 +72,7 @@ class Recorder:
 
 
 def to_line(line: Mapping[str, Any]) -> str:
-    """One line of strict JSON. Numbers that are not finite become null; settings are exact, what was measured has the
-    digits of float32."""
+    """One line of strict JSON: settings are exact, measurements have the digits of float32 or are null."""
     return json.dumps(_plain(line, exact=line["kind"] == "run"), allow_nan=False) + "\n"
 
 
