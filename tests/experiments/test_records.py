@@ -76,7 +76,9 @@ def test_what_is_no_record_is_refused(tmp_path: Path, content: str | None, words
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", gzip.compress(b"x" * 99)[:20], b"no gzip"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", gzip.compress(b"x" * 99)[:20], b"no gzip"], ids=["bytes", "cut", "text"]
+)
 def test_unreadable_files_are_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / f"{NAME}.gz"
     file.write_bytes(content)
