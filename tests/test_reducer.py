@@ -145,7 +145,7 @@ def test_report() -> None:
         assert report.imbalance == max(report.counts) * 4 / 200
         assert report.threshold is not None
         assert report.residual_norm == pytest.approx(float(group.reducers[rank].residual.norm()))
-        assert set(report.seconds) == {"accumulate", "select", "write", "communicate"}
+        assert set(report.seconds) == {"accumulate", "select", "write", "communicate", "measure"}
         assert all(value >= 0 for value in report.seconds.values())
         assert report.bytes_sent == group.reducers[rank].ledger.total.handed_bytes
         # 128 bins and the longest of the index messages as int32, and 200 values with the pulse as float32.

@@ -4,7 +4,7 @@
     folder/step-12-1a2b3c/manifest.json     settings, parameters, and size and checksum of every other file
     folder/step-12-1a2b3c/rank-0.json       numbers and lists of rank 0
     folder/step-12-1a2b3c/rank-0.safetensors    its tensors, the residual among them
-    folder/step-12-1a2b3c/extra.*           what rank 0 wants kept for all: the model, the optimizer
+    folder/step-12-1a2b3c/extra.*           what rank 0 wants kept for all, if anything: the model
 
 All ranks write and read together, through a folder that all of them see; an error on one is raised on all.
 """
@@ -46,8 +46,8 @@ def save(
     try:
         partial.mkdir(parents=True, exist_ok=True)
         files = _write_part(partial, f"rank-{rank}", state)
-        if rank == 0:
-            files |= _write_part(partial, "extra", extra or {})
+        if rank == 0 and extra is not None:
+            files |= _write_part(partial, "extra", extra)
     except OSError as problem:
         error = str(problem)
     found = yield from _tell(json.dumps([error, files]), world_size)
@@ -143,7 +143,8 @@ def _read(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> di
     if not same:
         state["residual"] = _mean_residual(place, manifest)
     facts = {"rank": own["rank"], "world_size": own["world_size"], "resized": not same}
-    return {**state, **facts, "extra": _read_part(place, "extra", manifest)}
+    extra = _read_part(place, "extra", manifest) if "extra.json" in manifest["files"] else {}
+    return {**state, **facts, "extra": extra}
 
 
 def _read_part(place: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:

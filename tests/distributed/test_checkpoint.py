@@ -58,7 +58,7 @@ def _save(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
         model = DDP(network())
         sieve = sparsify(model, name, density=0.05)
         _train(model, sieve, rank, 0, 11)
-        sieve.save(folder / name)
+        sieve.save(folder / name, extra={"epoch": rank, "model": {3: torch.arange(3) + rank}})
         residuals[name] = sieve.reducer.residual.clone()
     return residuals
 
@@ -68,7 +68,9 @@ def _load(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
     for name in NAMES:
         model = DDP(network())
         sieve = sparsify(model, name, density=0.05)
-        sieve.load(folder / name)
+        extra = sieve.load(folder / name)
+        assert extra["epoch"] == 0  # what rank 0 gave, on every rank
+        assert extra["model"]["3"].tolist() == [0, 1, 2]
         residuals[name] = sieve.reducer.residual.clone()
         assert sieve.reducer.step == 11
         _train(model, sieve, rank, 11, 14)
