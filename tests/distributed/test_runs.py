@@ -73,7 +73,7 @@ def test_torchs_own_hooks_are_counted(tmp_path: Path, method: str, saved: float)
     assert row.step_ms >= row.forward_ms + row.backward_ms
 
 
-@pytest.mark.parametrize("method", ["dense", "exdyna"])
+@pytest.mark.parametrize("method", ["exdyna", pytest.param("dense", marks=pytest.mark.slow)])
 def test_a_run_resumes_in_other_processes(tmp_path: Path, method: str) -> None:
     settings = replace(TINY, decay="constant", warm_up=0.0).with_method(parse_method(method, 0.05))
     whole = train(settings, tmp_path / "whole")
@@ -107,7 +107,7 @@ def began(folder: Path, steps: int) -> bool:
     return record.exists() and record.read_text().count('"kind": "step"') >= steps
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_a_run_that_can_go_on(tmp_path: Path, kind: signal.Signals) -> None:
     folder = tmp_path / "run"
     process = start(folder, "--steps", "100000")
