@@ -18,3 +18,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("sparsifier", list(SPARSIFIERS))
     if "exclusive" in metafunc.fixturenames:
         metafunc.parametrize("exclusive", [name for name, made in SPARSIFIERS.items() if made.EXCLUSIVE])
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """No bytes in a test's name: an archive holds the second it was packed, and workers must collect the same."""
+    return argname if isinstance(val, bytes) else None

@@ -62,7 +62,11 @@ def test_packed(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> 
 
 
 @pytest.mark.parametrize("name", ["a.gz", "a.xz", "a.bz2"])
-@pytest.mark.parametrize("content", [b"no archive", gzip.compress(b"x" * 99)[:-9], lzma.compress(b"x" * 99)[:-9]])
+@pytest.mark.parametrize(
+    "content",
+    [b"no archive", gzip.compress(b"x" * 99)[:-9], lzma.compress(b"x" * 99)[:-9]],
+    ids=["text", "gzip", "xz"],
+)
 def test_damaged_archives(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(DataError, match=f"{name} must be a complete, readable file, got: "):
         read(put(tmp_path, name, content))
