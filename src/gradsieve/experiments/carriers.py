@@ -14,7 +14,7 @@ from gradsieve import checkpoint
 from gradsieve.collectives import ring_all_reduce_bytes
 from gradsieve.ddp import sparsify
 from gradsieve.experiments.facts import Facts, facts_of
-from gradsieve.experiments.methods import DENSE, PEERS
+from gradsieve.experiments.methods import DENSE, is_hook
 from gradsieve.experiments.settings import Settings
 from gradsieve.worlds import ProcessGroupWorld
 
@@ -46,7 +46,7 @@ def attach(model: torch.nn.Module, settings: Settings) -> tuple[DistributedDataP
     if settings.sparsifier == "powersgd":
         ways["bucket_cap_mb"] = 100_000  # torch's PowerSGD hangs on gloo with several buckets
     ddp = DistributedDataParallel(model, **ways)
-    if settings.sparsifier == DENSE or settings.sparsifier in PEERS:
+    if is_hook(settings.sparsifier):
         return ddp, HookCarrier(ddp, settings)
     return ddp, SieveCarrier(ddp, settings)
 

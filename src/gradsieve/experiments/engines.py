@@ -49,11 +49,11 @@ class Engine(Protocol):
 class ProcessEngine:
     """One worker, in a process group that exists."""
 
-    def __init__(self, task: Task, data: Data, settings: Settings) -> None:
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
         self.task, self.data = task, data
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.leads = self.rank == 0
-        self.feed = make_feeds(task, data, settings)[self.rank]
+        self.feed = feeds[self.rank]
         self.model = task.make_model()
         if self.leads:
             task.start(self.model)
@@ -103,9 +103,8 @@ class VirtualEngine:
 
     leads = True
 
-    def __init__(self, task: Task, data: Data, settings: Settings) -> None:
-        self.task, self.data, self.settings = task, data, settings
-        self.feeds = make_feeds(task, data, settings)
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+        self.task, self.data, self.feeds = task, data, feeds
         self.model = task.make_model()
         task.start(self.model)
         self.parameters = list(self.model.parameters())

@@ -23,10 +23,10 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     label: str = ""
 
-    @property
-    def is_hook(self) -> bool:
-        """Whether real processes use torch's own hook for it."""
-        return self.name == DENSE or self.name in PEERS
+
+def is_hook(name: str) -> bool:
+    """Whether real processes use torch's own hook for this method; all of these send for the whole gradient."""
+    return name == DENSE or name in PEERS
 
 
 def parse_method(text: str, density: float) -> Method:
@@ -47,7 +47,7 @@ def parse_method(text: str, density: float) -> Method:
         options = {**PEERS[name], **options}
     else:
         make_sparsifier(name, **options)
-    return Method(name, 1.0 if name == DENSE or name in PEERS else density, options, label)
+    return Method(name, 1.0 if is_hook(name) else density, options, label)
 
 
 def parse_methods(text: str, density: float) -> list[Method]:

@@ -18,10 +18,12 @@ import torch.distributed as dist
 from gradsieve._check import BadInput
 from gradsieve.conditions import conditions
 from gradsieve.experiments.engines import Engine, ProcessEngine, VirtualEngine, make_feeds
+from gradsieve.experiments.feed import Feed
 from gradsieve.experiments.records import VERSION, Recorder, Run, cut_back, read_run
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.training import Training
 from gradsieve.launch import Post, run_workers
+from gradsieve.tasks import Data, Task
 
 Listen = Callable[[Any], None]
 _FEW, _PROCESSES_A_CORE = 32, 8
@@ -71,7 +73,6 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
     of torchrun's keeps it. A new run that fails before its first step leaves no folder behind."""
     if leads() and not resume:
         check_new(folder)
-    check(settings)
     job = (settings, folder, resume, command_line())
     try:
         if settings.virtual:
@@ -79,6 +80,8 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
         elif under_torchrun():
             _join(listen, stop, job)
         else:
+            _check_processes(settings.workers)
+            _prepare(settings)  # what no worker could do is refused before any is started
             run_workers(_work, settings.workers, *job, listen=listen, stop_requested=stop.requested)
     except BaseException:
         if leads() and not resume:
@@ -92,22 +95,21 @@ def check_new(folder: Path) -> None:
         raise BadInput(f"out must be a new folder, got {folder}, which exists")
 
 
-def check(settings: Settings) -> None:
-    """Refuse, before anything is started or written, what no worker could do: also data that cannot be read."""
+def _check_processes(workers: int) -> None:
     most = max(_FEW, _PROCESSES_A_CORE * (os.cpu_count() or 1))
-    if not settings.virtual and settings.workers > most and not under_torchrun():
+    if workers > most:
         raise BadInput(
-            f"workers must be at most {most} as processes of this machine, got {settings.workers}: take --virtual"
+            f"workers must be at most {most} as processes of this machine, got {workers}: take --virtual"
         )
-    task = settings.make_task()
-    with _as_bad_input():
-        make_feeds(task, task.load(), settings.filled(task, task.recipe))
 
 
-@contextmanager
-def _as_bad_input() -> Iterator[None]:
+def _prepare(settings: Settings) -> tuple[Task, Data, list[Feed], Settings]:
+    """Read the data and share them out; whatever is wrong with either is the user's to know."""
     try:
-        yield
+        task = settings.make_task()
+        data = task.load()
+        settings = settings.filled(task, task.recipe)
+        return task, data, make_feeds(task, data, settings), settings
     except ValueError as error:
         raise BadInput(str(error)) from error
 
@@ -132,12 +134,9 @@ def _join(listen: Listen, stop: Stop, job: tuple[Settings, Path, bool, str]) -> 
 
 def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: str) -> None:
     """One worker's whole run; also all virtual workers'."""
-    task = settings.make_task()
-    data = task.load()
-    settings = settings.filled(task, task.recipe)
-    engine: Engine = (
-        VirtualEngine(task, data, settings) if settings.virtual else ProcessEngine(task, data, settings)
-    )
+    task, data, feeds, settings = _prepare(settings)
+    make: Callable[..., Engine] = VirtualEngine if settings.virtual else ProcessEngine
+    engine = make(task, data, feeds, settings)
     training = Training(engine, settings, folder, tell=post.tell, stop_requested=post.stop_requested)
     if resume:
         step = training.load()
