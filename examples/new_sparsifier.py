@@ -30,7 +30,7 @@ class CyclicK(Sparsifier):
         return torch.arange((self.first + step.index) % period, step.n, period, device=acc.device)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.agreed(acc, picked, pulse, step.world_size)
+        return exchange.agreed(acc, picked, pulse, step)
 
 
 gradsieve.SPARSIFIERS["cyclick"] = CyclicK

@@ -51,12 +51,18 @@ class Group:
     """Virtual workers with one reducer each."""
 
     def __init__(
-        self, name: str, density: float, world_size: int, sizes: Sequence[int] | None = None, **options: Any
+        self,
+        name: str,
+        density: float,
+        world_size: int,
+        sizes: Sequence[int] | None = None,
+        values: str = "fp32",
+        **options: Any,
     ) -> None:
         self.world = VirtualWorld(world_size)
+        more: dict[str, Any] = {"world_size": world_size, "sizes": sizes, "values": values}
         self.reducers = [
-            SparseReducer(make_sparsifier(name, **options), density, rank=r, world_size=world_size, sizes=sizes)
-            for r in range(world_size)
+            SparseReducer(make_sparsifier(name, **options), density, rank=r, **more) for r in range(world_size)
         ]
         self.reports: list[StepReport] = []
 

@@ -26,6 +26,19 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
+class RoundedSum:
+    """As `AllReduce`, but travelling as `wire`, a narrower type. The reply is `(total, error)`.
+
+    A worker's error is what its rounding left out, so that all errors and the total make up exactly what was handed
+    in: each worker rounds what it sends, and the sum of its own slice once more (see `round_slice`).
+    """
+
+    tag: str
+    tensor: Tensor
+    wire: torch.dtype
+
+
+@dataclass(frozen=True)
 class AllGather:
     """The tensors of all workers, in rank order; they may differ in their first dimension.
 
@@ -46,7 +59,7 @@ class Broadcast:
     root: int
 
 
-Collective: TypeAlias = AllReduce | AllGather | Broadcast
+Collective: TypeAlias = AllReduce | RoundedSum | AllGather | Broadcast
 Program: TypeAlias = Generator[Collective, Any, T]
 
 
@@ -62,7 +75,7 @@ class Traffic:
 
     calls: int = 0
     handed_bytes: int = 0  # what this worker handed to the collectives, padding included
-    ring_bytes: float = 0.0  # what a worker would put on the wire if each were a ring, the mean over workers
+    ring_bytes: float = 0.0  # what a worker puts on the wire, the mean over workers: no less than rings would
     seconds: float = 0.0
 
     def __iadd__(self, other: "Traffic") -> "Traffic":
@@ -95,14 +108,34 @@ def traffic_of(call: Collective, reply: Any, world_size: int) -> Traffic:
     """The bytes behind one answered collective. An all-gather of unknown lengths is two calls: lengths, rows."""
     others = world_size - 1
     size = call.tensor.nbytes
-    if isinstance(call, AllReduce):
-        return Traffic(1, size, ring_all_reduce_bytes(size, world_size))
+    if isinstance(call, AllReduce | RoundedSum):
+        width = call.tensor.itemsize if isinstance(call, AllReduce) else call.wire.itemsize
+        padded = -(-call.tensor.numel() // world_size) * world_size * width
+        return Traffic(1, padded, ring_all_reduce_bytes(padded, world_size))
     if isinstance(call, Broadcast):
         return Traffic(1, size, others / world_size * size)
-    padded = max(rows.nbytes for rows in reply)
+    gathered = sum(rows.nbytes for rows in reply)
     if call.lengths is not None:
-        return Traffic(1, padded, others * padded)
-    return Traffic(2, LENGTH_BYTES + padded, others * (LENGTH_BYTES + padded))
+        return Traffic(1, size, others * gathered / world_size)
+    return Traffic(2, LENGTH_BYTES + size, others * (LENGTH_BYTES + gathered / world_size))
+
+
+def slices(tensor: Tensor, world_size: int) -> Tensor:
+    """A vector as rows of one length, one a worker, the last ones padded with zeros."""
+    length = -(-len(tensor) // world_size)
+    return pad(tensor, length * world_size).view(world_size, length)
+
+
+def round_slice(parts: Sequence[Tensor], own: Tensor, rank: int, wire: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The sum of one slice as its owner makes it: others' parts as they came, its own unrounded; and the error.
+
+    Parts are added in rank order, so that the sum does not depend on who was faster.
+    """
+    total = torch.zeros_like(own)
+    for sender, part in enumerate(parts):
+        total += own if sender == rank else part
+    rounded = total.to(wire)
+    return rounded, total - rounded
 
 
 def ring_all_reduce_bytes(size: int, world_size: int) -> float:

@@ -36,6 +36,7 @@ def sparsify(
     process_group: dist.ProcessGroup | None = None,
     check_every: int = 0,
     measure: bool = False,
+    values: str = "fp32",
     **options: Any,
 ) -> "Sieve":
     """Send only part of the model's gradient from now on; returns the sieve that does it.
@@ -49,6 +50,7 @@ def sparsify(
         process_group: the group to exchange over; by default the model's.
         check_every: compare all workers' parameters after so many steps; 0 is never.
         measure: whether reports contain the residual's norm, which costs a pass over it.
+        values: "fp32" or "bf16", how values travel; what rounding leaves out is kept and sent later.
     """
     model = _checked(getattr(ddp_model, "_orig_mod", ddp_model))
     at_least("check_every", check_every, 0)
@@ -66,6 +68,7 @@ def sparsify(
         world_size=world.size,
         sizes=[parameter.numel() for parameter in parameters.values()],
         measure=measure,
+        values=values,
         labels={f"parameter {i}": _describe(name, p) for i, (name, p) in enumerate(parameters.items())},
     )
     sieve = Sieve(model, parameters, reducer, world, schedule, scaler, check_every)

@@ -2,20 +2,36 @@
 
 Every exchange takes the accumulator, this worker's picked positions and a *pulse*: one number, 0 from a healthy
 worker and NaN from one whose gradient was not finite. The pulse rides behind the values, so every worker learns
-of a bad gradient in the same step without a further collective.
+of a bad gradient in the same step without a further collective; its type is the one in which values travel. What
+rounding to a narrower type leaves out stays in the accumulator.
 
 Positions that were sent are cleared in the accumulator, which thereby becomes the residual. `counts`, where all
-workers know beforehand how many positions each will pick, spares the round in which they tell.
+workers know beforehand how many positions each will pick, spares the round in which they tell; `spans`, where they
+know in which part of the vector each picks, makes the packed positions shorter.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve.collectives import AllGather, AllReduce, Broadcast, Program
+from gradsieve.collectives import AllGather, AllReduce, Broadcast, Program, RoundedSum
+
+Span: TypeAlias = tuple[int, int]  # the positions start <= i < stop
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one worker."""
+
+    index: int  # from 0
+    n: int  # elements of the gradient
+    k: int  # how many of them all workers together should send
+    rank: int
+    world_size: int
 
 
 @dataclass(frozen=True)
@@ -33,71 +49,100 @@ class Exchanged:
         return self.values.numel()
 
 
-def union(acc: Tensor, picked: Tensor, pulse: Tensor, counts: Sequence[int] | None = None) -> Program[Exchanged]:
+def union(
+    acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, counts: Sequence[int] | None = None
+) -> Program[Exchanged]:
     """Everybody's values wherever anybody picked: the union grows with the workers (gradient build-up)."""
-    shared = yield AllGather("indices", narrow(picked, acc), counts)
+    shared = yield from _share(picked, step, counts)
     indices = _merged(torch.cat(shared), len(acc))
     return (yield from _reduce(acc, indices, pulse, [len(part) for part in shared]))
 
 
-def disjoint(acc: Tensor, picked: Tensor, pulse: Tensor, counts: Sequence[int] | None = None) -> Program[Exchanged]:
+def disjoint(
+    acc: Tensor,
+    picked: Tensor,
+    pulse: Tensor,
+    step: Step,
+    counts: Sequence[int] | None = None,
+    spans: Sequence[Span] | None = None,
+) -> Program[Exchanged]:
     """As `union`, where picks of different workers never overlap: nothing to sort, nothing to merge."""
-    shared = yield AllGather("indices", narrow(picked, acc), counts)
-    return (yield from _reduce(acc, torch.cat(shared).long(), pulse, [len(part) for part in shared]))
+    shared = yield from _share(picked, step, counts, spans)
+    return (yield from _reduce(acc, torch.cat(shared), pulse, [len(part) for part in shared]))
 
 
 def own_index(
-    acc: Tensor, picked: Tensor, pulse: Tensor, counts: Sequence[int] | None = None
+    acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, counts: Sequence[int] | None = None
 ) -> Program[Exchanged]:
     """Each worker sends its own picks with its own values; what others picked stays in its residual."""
-    shared = yield AllGather("indices", narrow(picked, acc), counts)
+    shared = yield from _share(picked, step, counts)
     lengths = [len(part) for part in shared]
-    values = torch.cat([ops.gather_clear_(acc, picked), pulse])
-    gathered = yield AllGather("values", values, lengths=[length + 1 for length in lengths])
-    indices, places = torch.cat(shared).long().unique(return_inverse=True)
-    total = acc.new_zeros(len(indices)).index_add_(0, places, torch.cat([part[:-1] for part in gathered]))
+    values = ops.gather_clear_(acc, picked)
+    sent = values.to(pulse.dtype)
+    if sent.dtype != values.dtype:
+        acc[picked] = values - sent
+    gathered = yield AllGather("values", torch.cat([sent, pulse]), lengths=[length + 1 for length in lengths])
+    indices, places = torch.cat(shared).unique(return_inverse=True)
+    received = torch.cat([part[:-1] for part in gathered]).to(acc.dtype)
+    total = acc.new_zeros(len(indices)).index_add_(0, places, received)
     pulses = torch.cat([part[-1:] for part in gathered])
     finite = ops.all_finite(total) and ops.all_finite(pulses)
     return Exchanged(indices, total / len(shared), lengths, finite)
 
 
-def leader(acc: Tensor, picked: Tensor, pulse: Tensor, root: int, world_size: int) -> Program[Exchanged]:
-    """Worker `root` picks for all. The others hand in as many positions, of any content."""
-    indices = yield Broadcast("indices", narrow(picked, acc), root)
-    counts = [len(picked) if rank == root else 0 for rank in range(world_size)]
-    return (yield from _reduce(acc, indices.long(), pulse, counts))
+def leader(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, root: int) -> Program[Exchanged]:
+    """Worker `root` picks for all. The others hand in as many positions, rising, of any content."""
+    count = len(picked)
+    packed = yield Broadcast("indices", ops.pack_sorted(picked, 0, step.n), root)
+    counts = [count if rank == root else 0 for rank in range(step.world_size)]
+    return (yield from _reduce(acc, ops.unpack_sorted(packed, count, 0, step.n), pulse, counts))
 
 
-def agreed(acc: Tensor, picked: Tensor, pulse: Tensor, world_size: int) -> Program[Exchanged]:
+def agreed(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     """All workers picked the same positions without talking: only values travel."""
-    return (yield from _reduce(acc, picked, pulse, _even(len(picked), world_size)))
+    return (yield from _reduce(acc, picked, pulse, _even(len(picked), step.world_size)))
 
 
-def dense(acc: Tensor, pulse: Tensor, world_size: int) -> Program[Exchanged]:
+def dense(acc: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     """Everything is sent. The mean is left in the accumulator itself, so that no copy of it is needed."""
     acc[:1] += pulse
     total = yield AllReduce("values", acc)
-    return Exchanged(None, total.div_(world_size), _even(len(acc), world_size), ops.all_finite(total))
+    return Exchanged(None, total.div_(step.world_size), _even(len(acc), step.world_size), ops.all_finite(total))
 
 
-def narrow(indices: Tensor, acc: Tensor) -> Tensor:
-    """Positions as they travel: 32 bits wherever they suffice."""
-    return indices.to(torch.int32) if len(acc) <= torch.iinfo(torch.int32).max else indices
+def _share(
+    picked: Tensor,
+    step: Step,
+    counts: Sequence[int] | None,
+    spans: Sequence[Span] | None = None,
+) -> Program[list[Tensor]]:
+    """Everybody's picks, in rank order; they travel packed."""
+    if counts is None:
+        own = torch.tensor([len(picked)], device=picked.device)
+        counts = torch.cat((yield AllGather("counts", own, [1] * step.world_size))).tolist()
+    spans = spans or [(0, step.n)] * step.world_size
+    lengths = [ops.packed_bytes(count, stop - start) for count, (start, stop) in zip(counts, spans, strict=True)]
+    packed = yield AllGather("indices", ops.pack_sorted(picked, *spans[step.rank]), lengths)
+    return [ops.unpack_sorted(part, count, *span) for part, count, span in zip(packed, counts, spans, strict=True)]
 
 
 def _merged(indices: Tensor, n: int) -> Tensor:
     """Sorted, without repetition. Where there are many, marking them costs less than sorting them."""
     if len(indices) * 32 < n:
         merged: Tensor = indices.unique()
-        return merged.long()
+        return merged
     marked = torch.zeros(n, dtype=torch.bool, device=indices.device)
-    marked[indices.long()] = True
+    marked[indices] = True
     return torch.where(marked)[0]
 
 
 def _reduce(acc: Tensor, indices: Tensor, pulse: Tensor, counts: list[int]) -> Program[Exchanged]:
-    values = torch.cat([ops.gather_clear_(acc, indices), pulse])
-    total = yield AllReduce("values", values)
+    values = torch.cat([ops.gather_clear_(acc, indices), pulse.to(acc.dtype)])
+    if pulse.dtype == acc.dtype:
+        total = yield AllReduce("values", values)
+    else:
+        total, error = yield RoundedSum("values", values, pulse.dtype)
+        acc[indices] = error[:-1]
     return Exchanged(indices, total[:-1] / len(counts), counts, ops.all_finite(total))
 
 

@@ -1,19 +1,25 @@
-"""Workers on this machine: gloo processes on loopback, watched by the process that started them.
+"""Workers on this machine: gloo processes, on loopback or in network namespaces, watched by who started them.
 
 Whatever ends a worker ends all of them, with the traceback of the one that failed first; none outlives its starter.
 """
 
+import ctypes
+import functools
 import gc
 import multiprocessing
 import os
+import re
+import shutil
 import signal
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -21,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradsieve import _owner
 from gradsieve._check import BadInput
 
 TIMEOUT = timedelta(minutes=10)  # of a collective; a dead worker is noticed at once, this is for hung ones
@@ -28,8 +35,37 @@ _GRACE = 1.0  # seconds in which the failures of one moment are collected
 _PRELOAD = ["gradsieve.experiments.running", "torch.distributed", "torch.nn.parallel"]  # imported once for all
 
 
+_SCRATCH = re.compile(r"gradsieve-(\d+-\d+)")
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET of Linux
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc's mallopt
+
+
 class WorkerFailed(RuntimeError):
     """A worker raised an error or was killed; the message holds its traceback."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker's sockets are: in a network namespace (by default where it was started), on an interface."""
+
+    namespace: str = ""
+    interface: str = "lo"
+
+    def enter(self) -> None:
+        """Go there, before there are threads: a thread takes the namespace of the one that starts it."""
+        if self.namespace:
+            with open(f"/run/netns/{self.namespace}") as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
+                    raise OSError(ctypes.get_errno(), f"could not enter the network namespace {self.namespace}")
+        os.environ["GLOO_SOCKET_IFNAME"] = self.interface
+
+    def bytes_sent(self) -> int:
+        """What the interface has sent so far, by the kernel's count, headers included."""
+        for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+            name, _, counters = line.partition(":")
+            if name.strip() == self.interface:
+                return int(counters.split()[8])
+        raise OSError(f"no interface {self.interface} here")
 
 
 @dataclass(frozen=True)
@@ -40,34 +76,37 @@ class Post:
     workers: int
     tell: Callable[[Any], None]
     stop_requested: Callable[[], bool]
+    place: Place = Place()
 
 
 def run_workers(
     work: Callable[..., Any],
     workers: int,
     *arguments: Any,
+    places: Sequence[Place] | None = None,
     listen: Callable[[Any], None] | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> list[Any]:
     """`work(post, *arguments)` in each of `workers` processes; returns their results in rank order.
 
-    `listen` receives what workers `tell`; `stop_requested` is asked here and answered there.
+    They talk over loopback, or from the places given. `listen` receives what workers `tell`; `stop_requested` is
+    asked here and answered there.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    stop = context.Event()
-    with tempfile.TemporaryDirectory(prefix="gradsieve-") as folder:
+    with tempfile.TemporaryDirectory(dir=_scratch()) as folder:
         lines, processes = [], []
         try:
             for rank in range(workers):
-                here, there = context.Pipe(duplex=False)
-                setting = (rank, workers, str(Path(folder) / "store"), there, stop)
+                here, there = context.Pipe()
+                place = Place() if places is None else places[rank]
+                setting = (rank, workers, place, str(Path(folder) / "store"), there)
                 process = context.Process(target=_enter, args=(setting, work, arguments), daemon=True)
                 process.start()
                 there.close()
                 lines.append(here)
                 processes.append(process)
-            return _watch(lines, processes, stop, listen, stop_requested)
+            return _watch(lines, processes, listen, stop_requested)
         finally:
             for process in processes:
                 if process.is_alive():
@@ -75,20 +114,41 @@ def run_workers(
                 process.join()
 
 
+@functools.cache
+def _scratch() -> Path:
+    """This process's folder for what running workers need, gone when it ends; here killed ones' are removed."""
+    above = Path(tempfile.gettempdir())
+    for old in above.glob("gradsieve-*"):
+        found = _SCRATCH.fullmatch(old.name)
+        if found is not None and not _owner.lives(found[1]):
+            shutil.rmtree(old, ignore_errors=True)
+    mine = above / f"gradsieve-{_owner.tag()}"
+    mine.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(mine)
+    try:
+        util.get_temp_dir()  # the fork server's socket lies there, too
+    finally:
+        tempfile.tempdir = before
+    util.Finalize(None, shutil.rmtree, args=(mine, True), exitpriority=-1000)  # after multiprocessing's own
+    return mine
+
+
 def _watch(
     lines: list[Connection],
     processes: list[Any],
-    stop: Any,
     listen: Callable[[Any], None] | None,
     stop_requested: Callable[[], bool] | None,
 ) -> list[Any]:
     results: dict[int, Any] = {}
     failures: list[tuple[float, int, str, bool]] = []
     ranks: dict[Any, int] = {line: rank for rank, line in enumerate(lines)}
-    deadline = float("inf")
+    deadline, stopping = float("inf"), False
     while len(results) < len(processes) and time.monotonic() < deadline:
-        if stop_requested is not None and stop_requested():
-            stop.set()
+        if not stopping and stop_requested is not None and stop_requested():
+            stopping = True
+            for worker in lines:
+                with suppress(OSError):  # a worker that is done
+                    worker.send("stop")
         for line in wait(list(ranks), timeout=0.1):
             assert isinstance(line, Connection)
             rank = ranks[line]
@@ -124,20 +184,21 @@ def _cause(code: int) -> str:
 
 
 def _enter(
-    setting: tuple[int, int, str, Connection, Any], work: Callable[..., Any], arguments: tuple[Any, ...]
+    setting: tuple[int, int, Place, str, Connection], work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    rank, workers, store, line, stop = setting
-    # Ctrl-C reaches the whole terminal: only the starter decides, and tells the workers through `stop`.
+    rank, workers, place, store, line = setting
+    # Ctrl-C reaches the whole terminal: only the starter decides, and tells the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    place.enter()
     _die_with_the_starter()
+    _keep_freed_memory()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=TIMEOUT
         )
-        post = Post(rank, workers, lambda what: line.send(("told", what)), stop.is_set)
+        post = Post(rank, workers, lambda what: line.send(("told", what)), line.poll, place)
         result = work(post, *arguments)
         gc.collect()  # models that outlive their process group can crash gloo at exit
         dist.barrier()
@@ -149,6 +210,13 @@ def _enter(
     except BaseException:
         line.send(("failed", time.monotonic(), traceback.format_exc(), False))
         os._exit(1)
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc not to give freed gradients back to the system: each step would take them again, page by page."""
+    with suppress(AttributeError):  # another C library
+        for setting in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(setting, 1 << 30)
 
 
 def _die_with_the_starter() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import at_least, fraction
+from gradsieve._check import at_least, fraction, one_of
 from gradsieve._version import __version__
 from gradsieve.collectives import Ledger, Program, watched
 from gradsieve.exchange import Exchanged
@@ -19,6 +19,7 @@ from gradsieve.sparsifiers.dense import Dense
 from gradsieve.steps import Clock, StepReport
 
 STATE_VERSION = 1
+VALUES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # types in which values may travel
 _FLOAT32 = 4
 
 
@@ -33,6 +34,7 @@ class SparseReducer:
         sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
             one tensor.
         measure: whether reports contain the residual's norm, which costs one more pass over it.
+        values: how values travel: "fp32", or "bf16", half as long; what rounding leaves out stays in the residual.
         labels: what else must be the same on all workers, by name; compared before the first step.
 
     >>> from gradsieve import VirtualWorld, make_sparsifier
@@ -54,6 +56,7 @@ class SparseReducer:
         world_size: int,
         sizes: Sequence[int] | None = None,
         measure: bool = True,
+        values: str = "fp32",
         labels: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(sparsifier, Sparsifier):
@@ -68,6 +71,7 @@ class SparseReducer:
         self.sparsifier = sparsifier
         self.rank, self.world_size, self.measure = rank, world_size, measure
         self.sizes = None if sizes is None else list(sizes)
+        self.values = one_of("values", values, VALUES)
         self.labels = dict(labels or {})
         self.step = 0
         self.ledger = Ledger()
@@ -144,7 +148,7 @@ class SparseReducer:
                 yield from handshake(self.rank, self.world_size, self._settings())
                 self._agreed = True
                 clock.skip()
-            healthy, pulse = bool(self._finite), acc.new_zeros(1)
+            healthy, pulse = bool(self._finite), acc.new_zeros(1, dtype=VALUES[self.values])
             if not healthy:
                 # No algorithm ever sees a value that is not finite: this worker takes part with its old residual
                 # and tells the others through the pulse.
@@ -298,6 +302,7 @@ class SparseReducer:
             "sparsifier": _name_of(self.sparsifier),
             **{f"{_name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
             "density": self.density,
+            "values": self.values,
             "n": len(self.residual),
             **self.labels,
             "dtype": self._dtype,

@@ -19,7 +19,7 @@ class StepReport:
     threshold: float | None
     residual_norm: float | None  # None unless the reducer was made with measure=True
     bytes_sent: int  # handed to collectives, padding included
-    ring_bytes: float  # what rings would put on the wire per worker
+    ring_bytes: float  # what a worker puts on the wire, the mean over workers
     collectives: int
     seconds: dict[str, float]  # by phase: accumulate, select, write, communicate, measure (the norm)
 
@@ -34,7 +34,7 @@ class StepReport:
 
     @property
     def imbalance(self) -> float:
-        """`max(counts) * world_size / sum(counts)`: 1 is perfect; it is the padding factor of an all-gather."""
+        """`max(counts) * world_size / sum(counts)`: 1 is perfect."""
         return max(self.counts) * len(self.counts) / self.selected if self.selected else 1.0
 
     @property

@@ -3,31 +3,26 @@
 import pytest
 import torch
 
-from gradsieve.collectives import AllGather
+from gradsieve import ops
 from helpers import KINDS, Group, gradients
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 16])
-def test_picks_are_disjoint(exclusive: str, world_size: int) -> None:
+def test_picks_are_disjoint(exclusive: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     group, n = Group(exclusive, 0.01, world_size), 5_000
     seen: list[torch.Tensor] = []
+    pack = ops.pack_sorted
 
-    def spy(program):  # type: ignore[no-untyped-def]
-        reply = None
-        while True:
-            try:
-                call = program.send(reply)
-            except StopIteration as stop:
-                return stop.value
-            if isinstance(call, AllGather) and call.tag == "indices":
-                seen.append(call.tensor)
-            reply = yield call
+    def spy(indices: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        seen.append(indices)
+        return pack(indices, start, stop)
 
+    monkeypatch.setattr(ops, "pack_sorted", spy)
     for step, kind in enumerate(["normal", *KINDS, "normal", "normal"]):
         seen.clear()
         grads = gradients(kind, n, world_size, step)
-        group.world.run([spy(r.reduce(g)) for r, g in zip(group.reducers, grads, strict=True)])
-        report = next(reducer.end_step() for reducer in group.reducers)
+        group.step(grads)
+        report = group.reports[0]
         together = torch.cat(seen)
         assert len(seen) == world_size
         assert len(together.unique()) == len(together) == sum(report.counts) == report.union

@@ -77,3 +77,33 @@ def test_everything_is_sent_in_the_end(sparsifier: str) -> None:
     if sparsifier != "randomk":  # chance may spare an element
         assert max(float(e.norm()) for e in group.residuals(300)) == 0
     assert float((total - torch.stack(group.residuals(300)).double().mean(0)).abs().max()) < 1e-5
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sparsifier=st.sampled_from(sorted(SPARSIFIERS)),
+    n=st.integers(1, 400),
+    world_size=st.integers(1, 9),
+    density=st.floats(1e-3, 0.9),
+    kinds=st.lists(st.sampled_from(sorted(set(KINDS) - {"denormals"})), min_size=1, max_size=6),
+)
+def test_rounded_values(sparsifier: str, n: int, world_size: int, density: float, kinds: list[str]) -> None:
+    """What bf16 leaves out stays in some worker's residual: sums come out as exactly as with fp32."""
+    group = Group(sparsifier, density, world_size, values="bf16")
+    for step, kind in enumerate(kinds):
+        grads = gradients(kind, n, world_size, step)
+        accs = [e + g for e, g in zip(group.residuals(n), grads, strict=True)]
+        updates = group.step(grads)
+        assert group.reports[0].finite
+        assert all(torch.equal(update, updates[0]) for update in updates)
+        before = torch.stack(accs).double().sum(0)
+        after = world_size * updates[0].double() + torch.stack(group.residuals(n)).double().sum(0)
+        scale = torch.stack(accs).abs().max(0).values.double()
+        assert ((before - after).abs() <= world_size * (scale * 2**-22 + 2**-148)).all()
+
+
+def test_rounded_values_are_bf16() -> None:
+    group = Group("topk", 0.1, 1, values="bf16")
+    update = group.step(gradients("normal", 1_000, 1, 0))[0]
+    assert torch.equal(update, update.bfloat16().float())
+    assert (group.reducers[0].residual[update != 0] != 0).any()

@@ -196,6 +196,37 @@ def test_bad_input(call, error: type[Exception], words: str) -> None:  # type: i
         call()
 
 
+@settings(max_examples=300, deadline=None)
+@given(places=st.sets(st.integers(0, 2**40), max_size=100), start=st.integers(0, 2**40), room=st.integers(1, 2**20))
+def test_pack_sorted(places: set[int], start: int, room: int) -> None:
+    indices = torch.tensor(sorted(places), dtype=torch.int64) + start
+    stop = start + max(places, default=0) + room
+    packed = ops.pack_sorted(indices, start, stop)
+    assert len(packed) == ops.packed_bytes(len(places), stop - start)
+    assert torch.equal(packed, reference.pack_sorted(indices, start, stop))
+    assert torch.equal(ops.unpack_sorted(packed, len(places), start, stop), indices)
+    assert torch.equal(reference.unpack_sorted(packed, len(places), start, stop), indices)
+
+
+@pytest.mark.parametrize(("n", "count", "most_bits"), [(10**6, 10**3, 12), (10**6, 10**4, 9), (10**6, 10**6, 2)])
+def test_packed_size(n: int, count: int, most_bits: float) -> None:
+    assert ops.packed_bytes(count, n) * 8 <= count * most_bits
+    assert ops.packed_bytes(0, n) == 0
+
+
+def test_packing_refuses() -> None:
+    for indices in ([3, 2], [1, 1], [-1, 2], [2, 10]):
+        with pytest.raises(ValueError, match="indices must rise from 0 at least to below 10"):
+            ops.pack_sorted(torch.tensor(indices), 0, 10)
+    packed = ops.pack_sorted(torch.tensor([1, 5]), 0, 10)
+    with pytest.raises(ValueError, match="packed must have"):
+        ops.unpack_sorted(packed[:-1], 2, 0, 10)
+    with pytest.raises(ValueError, match="packed must hold 2 positions, got fewer"):
+        ops.unpack_sorted(torch.zeros_like(packed), 2, 0, 10)
+    with pytest.raises(ValueError, match="packed must hold 2 positions, got more"):
+        ops.unpack_sorted(torch.full_like(packed, 255), 2, 0, 10)
+
+
 def _samples(name: str) -> list[tuple[tuple[object, ...], dict[str, object]]]:
     x = torch.tensor([1.0, -2.0, 0.5, 3.0, -0.25])
     indices = torch.tensor([0, 3])
@@ -213,6 +244,8 @@ def _samples(name: str) -> list[tuple[tuple[object, ...], dict[str, object]]]:
             ((x.clone(), indices, torch.ones(2)), {}),
             ((x.bfloat16(), indices, torch.ones(2)), {}),
         ],
+        "pack_sorted": [((indices, 0, 5), {})],
+        "unpack_sorted": [((ops.pack_sorted(indices, 0, 5), 2, 0, 5), {})],
     }[name]
 
 

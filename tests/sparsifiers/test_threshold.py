@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradsieve.exchange import Step
 from gradsieve.sparsifiers._threshold import (
     BINS,
     enough,
@@ -16,7 +17,6 @@ from gradsieve.sparsifiers._threshold import (
     shares,
     threshold_bin,
 )
-from gradsieve.sparsifiers.base import Step
 
 tables = st.integers(1, 8).flatmap(
     lambda workers: st.lists(

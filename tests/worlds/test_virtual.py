@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradsieve import AllGather, AllReduce, Broadcast, Meter, VirtualWorld, WorkersDiverged
-from gradsieve.collectives import Program
+from gradsieve.collectives import Program, RoundedSum
 
 
 def asks(*calls: AllReduce | AllGather | Broadcast) -> Program[list[object]]:
@@ -100,15 +100,18 @@ def test_meter_by_tag() -> None:
                     AllGather("indices", torch.zeros(rank, dtype=torch.int32)),
                     AllGather("known", torch.zeros(rank, dtype=torch.int32), [0, 1, 2, 3]),
                     Broadcast("plan", torch.zeros(3), 0),
+                    RoundedSum("rounded", torch.zeros(10), torch.bfloat16),
                 )
                 for rank in range(4)
             ]
         )
-    for ledger in meter.ledgers:
-        values, indices, known, plan = (ledger.by_tag[tag] for tag in ("values", "indices", "known", "plan"))
-        assert (values.calls, values.handed_bytes, values.ring_bytes) == (2, 80, 120)
-        assert (indices.calls, indices.handed_bytes, indices.ring_bytes) == (4, 40, 120)  # 8 + 3 * 4, padded
-        assert (known.calls, known.handed_bytes, known.ring_bytes) == (2, 24, 72)
+    for rank, ledger in enumerate(meter.ledgers):
+        tags = ("values", "indices", "known", "plan", "rounded")
+        values, indices, known, plan, rounded = (ledger.by_tag[tag] for tag in tags)
+        assert (values.calls, values.handed_bytes, values.ring_bytes) == (2, 96, 144)  # 10 as 4 rows of 3
+        assert (indices.calls, indices.handed_bytes, indices.ring_bytes) == (4, 2 * (8 + 4 * rank), 84)
+        assert (known.calls, known.handed_bytes, known.ring_bytes) == (2, 2 * 4 * rank, 36)  # no padding
+        assert (rounded.calls, rounded.handed_bytes, rounded.ring_bytes) == (2, 48, 72)
         assert (plan.calls, plan.handed_bytes, plan.ring_bytes) == (2, 24, 18)
-        assert ledger.total.calls == 10
+        assert ledger.total.calls == 12
         assert ledger.total.seconds > 0

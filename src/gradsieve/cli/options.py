@@ -17,7 +17,9 @@ def _option(kind: Any, help: str, default: Any) -> inspect.Parameter:
 _FROM_RECIPE = "default: the task's recipe."
 _OPTIONS = {
     "density": _option(float, "Fraction of the gradient to send in a step, in (0, 1].", 0.01),
-    "workers": _option(int, "How many workers.", 4),
+    "workers": _option(int | None, "How many workers; default: 4, or one a lab host.", None),
+    "lab_hosts": _option(int, "Run on so many hosts in network namespaces (root).", 0),
+    "lab_rate": _option(str, "Their links: 100mbit, or up/down, or one each; default: 1gbit.", ""),
     "steps": _option(int, f"Training steps; {_FROM_RECIPE}", 0),
     "batch": _option(int, f"Examples of one worker in a step; {_FROM_RECIPE}", 0),
     "dataset": _option(str, "A data set of the task; default: the embedded one.", ""),

@@ -31,6 +31,7 @@ Sparsifier = Annotated[
 ]
 NewFolder = Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")]
 DEMO = "dense,topk,powersgd,exdyna"
+_MAY_CHANGE = ("steps", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
 SIMULATED = (  # what `simulate --json` prints, and in which order
     "task",
     "sparsifier",
@@ -227,6 +228,8 @@ def _settings(task: str, options: dict[str, Any]) -> Settings:
     """Checked, together with the task and its files: before anything starts or is written."""
     if not task:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got none")
+    if options.get("workers") is None:
+        options["workers"] = options.get("lab_hosts") or 4
     settings = Settings(task, **options)
     if running.under_torchrun():
         settings = dataclasses.replace(settings, workers=running.torchrun_workers())
@@ -240,10 +243,10 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     for name in given:
-        if name not in ("resume", "steps", "workers", "data_dir", "as_json"):
+        if name not in ("resume", "as_json", *_MAY_CHANGE):
             flag = "--" + name.replace("_", "-")
-            raise ValueError(f"--resume goes with --steps, --workers and --data-dir only, got {flag} too")
-    changed = {name: context.params[name] for name in ("steps", "workers", "data_dir") if name in given}
+            raise ValueError(f"--resume goes with --steps, --workers, --data-dir and --lab only, got {flag} too")
+    changed = {name: context.params[name] for name in _MAY_CHANGE if name in given}
     if running.under_torchrun():
         changed["workers"] = running.torchrun_workers()
     settings = dataclasses.replace(settings, **changed)
@@ -296,26 +299,35 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
         return
     first, metric = rows[0], runs[0].metric
     kind = "virtual workers" if first.virtual else "processes"
+    in_lab = any(row.wire_bytes_per_step is not None for row in rows)
     made = table(
         f"{first.task} on {first.dataset}: {first.workers} {kind}, {first.steps} steps, "
         f"{first.parameters:,} parameters",
         ["method"],
-        [metric.name, "density", "bytes a step", "saved", "select", "comm.", "step", "time"],
+        [
+            metric.name,
+            *(["bytes a step", "counted"] if in_lab else ["density", "bytes a step"]),
+            *["saved", "select", "comm.", "step", "time"],
+        ],
     )
     for row in rows:
-        made.add_row(row.method, *_figures(row, "" if row.metric_last is None else metric.show(row.metric_last)))
+        shown = "" if row.metric_last is None else metric.show(row.metric_last)
+        made.add_row(row.method, shown, *_sent(row, in_lab), *_figures(row))
     console().print(made)
+    counted = " counted: what a host's interface really sent in a step, headers included." if in_lab else ""
     console().print(
-        f"{metric.name}: after the last step. bytes: of one worker on the wire, with ring collectives. saved: "
+        f"{metric.name}: after the last step. bytes: of one worker on the wire.{counted} saved: "
         "bytes of plain data-parallel training against these. select, comm., step: median ms of a step and worker."
     )
 
 
-def _figures(row: Summary, metric: str) -> list[str]:
+def _sent(row: Summary, in_lab: bool) -> list[str]:
+    metered, counted = size(row.bytes_per_step), row.wire_bytes_per_step
+    return [metered, "" if counted is None else size(counted)] if in_lab else [f"{row.density_mean:.3g}", metered]
+
+
+def _figures(row: Summary) -> list[str]:
     return [
-        metric,
-        f"{row.density_mean:.3g}",
-        size(row.bytes_per_step),
         "" if row.compression is None else f"{row.compression:.3g}x",
         *(f"{value:.1f}" for value in (row.select_ms, row.communicate_ms, row.step_ms)),
         clock(row.seconds),

@@ -42,9 +42,10 @@ class Carrier(Protocol):
 def attach(model: torch.nn.Module, settings: Settings) -> tuple[DistributedDataParallel, Carrier]:
     """The model, made data-parallel with the method that the settings name."""
     # Buffers are averaged before they are used: see ProcessEngine.
-    ways: dict[str, Any] = {_SYNC_BUFFERS: False}
-    if settings.sparsifier == "powersgd":
-        ways["bucket_cap_mb"] = 100_000  # torch's PowerSGD hangs on gloo with several buckets
+    ways: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
+    if settings.sparsifier not in (DENSE, "fp16"):
+        # torch's PowerSGD hangs on gloo with several buckets, and ours sends nothing before the last one.
+        ways["bucket_cap_mb"] = 100_000
     ddp = DistributedDataParallel(model, **ways)
     if is_hook(settings.sparsifier):
         return ddp, HookCarrier(ddp, settings)
@@ -61,6 +62,7 @@ class SieveCarrier:
             settings.density,
             dense_steps=settings.dense_steps,
             measure=True,
+            values=settings.values,
             **settings.options,
         )
 

@@ -117,6 +117,7 @@ class VirtualEngine:
                 rank=rank,
                 world_size=settings.workers,
                 sizes=[parameter.numel() for parameter in self.parameters],
+                values=settings.values,
             )
             for rank in range(settings.workers)
         ]

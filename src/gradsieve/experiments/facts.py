@@ -6,7 +6,18 @@ from typing import Any
 from gradsieve.steps import StepReport
 
 # Numbers in which workers differ; a record has their mean over the workers.
-OWN = ("loss", "error", "residual_norm", "bytes", "forward", "backward", "select", "communicate", "step")
+OWN = (
+    "loss",
+    "error",
+    "residual_norm",
+    "bytes",
+    "wire_bytes",  # what a host's interface counted from the end of the last step to the end of this one
+    "forward",
+    "backward",
+    "select",
+    "communicate",
+    "step",
+)
 SECONDS = ("forward", "backward", "select", "communicate", "step")
 
 

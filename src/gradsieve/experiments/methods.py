@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradsieve._check import at_least, fraction, one_of
+from gradsieve.reducer import VALUES
 from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
 
 DENSE = "dense"
@@ -22,6 +23,7 @@ class Method:
     density: float
     options: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    values: str = "fp32"  # how they travel
 
 
 def is_hook(name: str) -> bool:
@@ -30,10 +32,13 @@ def is_hook(name: str) -> bool:
 
 
 def parse_method(text: str, density: float) -> Method:
-    """`name` or `name:option=value:option=value`; density may be given like an option.
+    """`name` or `name:option=value:option=value`; density and values may be given like options.
 
-    >>> parse_method("cltk:beta=0.1:density=0.05", density=0.01)
-    Method(name='cltk', density=0.05, options={'beta': 0.1}, label='cltk beta=0.1 density=0.05')
+    >>> method = parse_method("cltk:beta=0.1:density=0.05:values=bf16", density=0.01)
+    >>> method.name, method.options, method.density, method.values
+    ('cltk', {'beta': 0.1}, 0.05, 'bf16')
+    >>> method.label
+    'cltk beta=0.1 density=0.05 values=bf16'
     """
     name, *parts = (part.strip() for part in text.split(":"))
     one_of("sparsifier", name, [*SPARSIFIERS, *PEERS])
@@ -45,9 +50,10 @@ def parse_method(text: str, density: float) -> Method:
             one_of(f"option of {name}", option, PEERS[name] or ["(none)"])
             at_least(option, value, 2 if option == "start" else 1)
         options = {**PEERS[name], **options}
-    else:
-        make_sparsifier(name, **options)
-    return Method(name, 1.0 if is_hook(name) else density, options, label)
+        return Method(name, 1.0, options, label)
+    values = one_of("values", options.pop("values", "fp32"), ("fp32",) if name == DENSE else VALUES)
+    make_sparsifier(name, **options)
+    return Method(name, 1.0 if name == DENSE else density, options, label, values)
 
 
 def parse_methods(text: str, density: float) -> list[Method]:

@@ -22,7 +22,8 @@ from gradsieve.experiments.feed import Feed
 from gradsieve.experiments.records import VERSION, Recorder, Run, cut_back, read_run
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.training import Training
-from gradsieve.launch import Post, run_workers
+from gradsieve.lab.network import network
+from gradsieve.launch import Place, Post, run_workers
 from gradsieve.tasks import Data, Task
 
 Listen = Callable[[Any], None]
@@ -78,16 +79,31 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
         if settings.virtual:
             _work(Post(0, settings.workers, listen, stop.requested), *job)
         elif under_torchrun():
+            if settings.lab_hosts:
+                raise BadInput("a lab starts its own processes, got torchrun: leave one of them out")
             _join(listen, stop, job)
         else:
             _check_processes(settings.workers)
             _prepare(settings)  # what no worker could do is refused before any is started
-            run_workers(_work, settings.workers, *job, listen=listen, stop_requested=stop.requested)
+            with _places(settings) as places:
+                run_workers(
+                    _work, settings.workers, *job, places=places, listen=listen, stop_requested=stop.requested
+                )
     except BaseException:
         if leads() and not resume:
             _remove_unless_begun(folder)
         raise
     return read_run(folder) if leads() else None
+
+
+@contextmanager
+def _places(settings: Settings) -> Iterator[list[Place] | None]:
+    """Where workers live: on loopback, or on the hosts of a lab that is there while inside."""
+    if not settings.lab_hosts:
+        yield None
+        return
+    with network(settings.links()) as made:
+        yield made.places(settings.workers)
 
 
 def check_new(folder: Path) -> None:
@@ -137,7 +153,7 @@ def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: s
     task, data, feeds, settings = _prepare(settings)
     make: Callable[..., Engine] = VirtualEngine if settings.virtual else ProcessEngine
     engine = make(task, data, feeds, settings)
-    training = Training(engine, settings, folder, tell=post.tell, stop_requested=post.stop_requested)
+    training = Training(engine, settings, folder, post)
     if resume:
         step = training.load()
         if engine.leads:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
 from gradsieve.experiments.methods import PEERS, Method
+from gradsieve.lab.rates import DEFAULT_RATE, Link, parse_links
 from gradsieve.tasks import TASKS, Task, make_task
 from gradsieve.tasks.base import Recipe
 
@@ -22,10 +23,13 @@ class Settings:
     sparsifier: str = "exdyna"
     options: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    values: str = "fp32"
     density: float = 0.01
     dense_steps: int = 0
     workers: int = 4
     virtual: bool = False
+    lab_hosts: int = 0  # in network namespaces; 0: no lab
+    lab_rate: str = ""
     dataset: str = ""
     data_dir: str = ""
     model: str = ""
@@ -49,7 +53,7 @@ class Settings:
     def __post_init__(self) -> None:
         fraction("density", self.density)
         at_least("workers", self.workers, 1)
-        for name in ("dense_steps", "steps", "batch", "seed", "eval_every", "checkpoint_every"):
+        for name in ("lab_hosts", "dense_steps", "steps", "batch", "seed", "eval_every", "checkpoint_every"):
             at_least(name, getattr(self, name), 0)
         if self.optimizer:
             one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -67,10 +71,33 @@ class Settings:
                 f"{self.sparsifier} is torch's own hook and needs real processes: leave it or --virtual out"
             )
 
+        self._check_lab()
+
+    def _check_lab(self) -> None:
+        if self.lab_rate and not self.lab_hosts:
+            raise ValueError(f"lab_rate needs --lab-hosts beside it, got {self.lab_rate} alone")
+        if self.lab_hosts and self.virtual:
+            raise ValueError("lab_hosts needs real processes: leave it or --virtual out")
+        if self.lab_hosts:
+            self.links()
+            if self.workers % self.lab_hosts:
+                raise ValueError(
+                    f"workers must be a multiple of the lab's {self.lab_hosts} hosts, got {self.workers}"
+                )
+
+    def links(self) -> list[Link]:
+        """Those of the lab's hosts."""
+        return parse_links(self.lab_rate or DEFAULT_RATE, self.lab_hosts)
+
     def with_method(self, method: Method) -> "Settings":
         """The same run with another method."""
         return replace(
-            self, sparsifier=method.name, options=method.options, label=method.label, density=method.density
+            self,
+            sparsifier=method.name,
+            options=method.options,
+            label=method.label,
+            density=method.density,
+            values=method.values,
         )
 
     def filled(self, task: Task, recipe: Recipe) -> "Settings":

@@ -35,6 +35,7 @@ class Summary:
     selected_total: int
     bytes_per_step: float  # what a worker puts on the wire with ring collectives
     bytes_total: float
+    wire_bytes_per_step: float | None  # what a lab's host really sent, by its interface's count, headers included
     compression: float | None  # bytes of plain data-parallel training against these
     collectives_per_step: float
     total_error: float | None  # sum over the steps of the workers' mean ||residual||^2
@@ -80,6 +81,7 @@ def summarise(run: Run) -> Summary:
         selected_total=int(sum(_known(steps, "selected"))),
         bytes_per_step=total / len(steps) if steps else 0.0,
         bytes_total=total,
+        wire_bytes_per_step=_mean(wire) if (wire := _known(steps, "wire_bytes")) else None,
         compression=dense_bytes(run) * len(steps) / total if total else None,
         collectives_per_step=_mean(_known(steps, "collectives")),
         total_error=sum(errors) if errors else None,

@@ -1,10 +1,9 @@
 """The training loop, the same for real and virtual workers."""
 
+import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from gradsieve.experiments.facts import OWN, SECONDS, Facts
 from gradsieve.experiments.optimizers import learning_rate, make_optimizer, set_learning_rate
 from gradsieve.experiments.records import Line, Recorder, Run
 from gradsieve.experiments.settings import Settings
+from gradsieve.launch import Post
 
 _AGREE_EVERY_S = 0.5  # workers talk about records and stopping about so often
 _MOST_STEPS = 50  # and after so many steps at the latest
@@ -36,17 +36,8 @@ class Progress:
 class Training:
     """One run from its first or next step to its end. Every process of the run has one; the leader's records."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        folder: Path,
-        *,
-        tell: Callable[[Any], None],
-        stop_requested: Callable[[], bool],
-    ) -> None:
-        self.engine, self.settings, self.folder = engine, settings, folder
-        self.tell, self.stop_requested = tell, stop_requested
+    def __init__(self, engine: Engine, settings: Settings, folder: Path, post: Post) -> None:
+        self.engine, self.settings, self.folder, self.post = engine, settings, folder, post
         self.optimizer = make_optimizer(engine.model, settings)
         self.recorder = Recorder(folder)
         self.done = 0
@@ -62,6 +53,7 @@ class Training:
         self.board = Board(self.folder, settings.tensorboard and self.engine.leads)
         if self.done == 0:
             self._evaluate()
+        self._counted = self._counter()
         while self.done < settings.steps and not self.stopping:
             self._step(self.done)
             self.done += 1
@@ -88,15 +80,21 @@ class Training:
         if facts.shared["finite"]:  # a step that was called off changes nothing, on any worker
             self.optimizer.step()
         facts.own["step"] += time.perf_counter() - started
+        before, self._counted = self._counted, self._counter()
+        facts.own["wire_bytes"] = self._counted - before
         facts.shared["lr"] = lr
         self._waiting.append((step, facts))
+
+    def _counter(self) -> float:
+        """What this host has sent by its interface's own count, if it is one of a lab."""
+        return float(self.post.place.bytes_sent()) if self.settings.lab_hosts else math.nan
 
     def _agree(self) -> None:
         """Average what the workers measured, record it, and find out whether anyone wants to stop."""
         rows = [[facts.own[name] for name in OWN] for _, facts in self._waiting]
         flat = torch.tensor(rows, dtype=torch.float64).flatten()
         told = self.engine.mean(
-            torch.cat([flat, torch.tensor([float(self.stop_requested())], dtype=torch.float64)])
+            torch.cat([flat, torch.tensor([float(self.post.stop_requested())], dtype=torch.float64)])
         )
         means, self.stopping = told[:-1].view(-1, len(OWN)).tolist(), bool(told[-1] > 0)
         lines = [self._line(step, facts, mean) for (step, facts), mean in zip(self._waiting, means, strict=True)]
@@ -120,7 +118,7 @@ class Training:
 
     def _show(self, last: Line) -> None:
         settings = self.settings
-        self.tell(
+        self.post.tell(
             Progress(
                 label=settings.label or settings.sparsifier,
                 step=self.done,

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from gradsieve.ops import reference
-from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY
+from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts
 
 _BLOCK = 64
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -160,6 +160,48 @@ def _scatter(out: Array, indices: Array, values: Array) -> bool:
     return True
 
 
+@_kernel
+def _pack(indices: Array, start: int, bits: int, low: Array, high: Array) -> None:
+    mask = np.uint64((1 << bits) - 1)
+    waiting, filled, written = np.uint64(0), 0, 0
+    for j in range(indices.size):
+        place = np.uint64(indices[j] - start)
+        waiting |= (place & mask) << np.uint64(filled)
+        filled += bits
+        while filled >= 8:
+            low[written] = np.uint8(waiting & np.uint64(0xFF))
+            waiting >>= np.uint64(8)
+            filled -= 8
+            written += 1
+        bit = np.int64(place >> np.uint64(bits)) + j
+        high[bit >> 3] |= np.uint8(1 << (bit & 7))
+    if filled > 0:
+        low[written] = np.uint8(waiting & np.uint64(0xFF))
+
+
+@_kernel
+def _unpack(low: Array, high: Array, start: int, bits: int, out: Array) -> int:
+    """Fill `out`; returns how many positions the bitmap held, which is too many or too few if it is damaged."""
+    mask = np.uint64((1 << bits) - 1)
+    waiting, filled, read, count = np.uint64(0), 0, 0, 0
+    for i in range(high.size):
+        byte = np.uint32(high[i])
+        while byte != 0:
+            if count == out.size:
+                return count + 1
+            while filled < bits:
+                waiting |= np.uint64(low[read]) << np.uint64(filled)
+                filled += 8
+                read += 1
+            top = np.int64(i * 8) + np.int64(_trailing_zeros(byte)) - count
+            out[count] = start + (top << bits) + np.int64(waiting & mask)
+            waiting >>= np.uint64(bits)
+            filled -= bits
+            count += 1
+            byte = np.uint32(byte & np.uint32(byte - np.uint32(1)))
+    return count
+
+
 def _array(x: Tensor) -> Array:
     array: Array = x.detach().numpy()
     return array
@@ -271,5 +313,30 @@ def _outside(indices: Tensor, x: Tensor) -> int:
     return int(indices[(indices < 0) | (indices >= x.numel())][0])
 
 
-for _op in (select_above, accumulate_select_, log_histogram, all_finite, gather_clear_, scatter_update_):
+def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
+    low, high = (np.zeros(length, np.uint8) for length in packed_parts(len(indices), stop - start))
+    _pack(_array(indices), start, low_bits(len(indices), stop - start), low, high)
+    return torch.from_numpy(np.concatenate([low, high]))
+
+
+def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
+    cut, _ = packed_parts(count, stop - start)
+    out, message = np.empty(count, np.int64), _array(packed)
+    found = _unpack(message[:cut], message[cut:], start, low_bits(count, stop - start), out)
+    if found != count:
+        raise ValueError(f"packed must hold {count} positions, got {'fewer' if found < count else 'more'}")
+    return torch.from_numpy(out)
+
+
+_KERNELS = (
+    select_above,
+    accumulate_select_,
+    log_histogram,
+    all_finite,
+    gather_clear_,
+    scatter_update_,
+    pack_sorted,
+    unpack_sorted,
+)
+for _op in _KERNELS:
     LIBRARY.impl(_op.__name__, _op, "CPU")

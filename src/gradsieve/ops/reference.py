@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY
+from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts
 
 
 def select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
@@ -49,5 +49,44 @@ def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     out[indices] = values.to(out.dtype)
 
 
-for _kernel in (select_above, accumulate_select_, log_histogram, all_finite, gather_clear_, scatter_update_):
+def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
+    bits = low_bits(len(indices), stop - start)
+    low_bytes, high_bytes = packed_parts(len(indices), stop - start)
+    places = indices - start
+    low = (places[:, None] >> _range(bits, indices)) & 1
+    high = torch.zeros(high_bytes * 8, dtype=torch.int64, device=indices.device)
+    high[(places >> bits) + _range(len(indices), indices)] = 1
+    return torch.cat([_to_bytes(low.flatten(), low_bytes), _to_bytes(high, high_bytes)])
+
+
+def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
+    bits = low_bits(count, stop - start)
+    low_bytes, _ = packed_parts(count, stop - start)
+    every = ((packed.long()[:, None] >> _range(8, packed)) & 1).flatten()
+    low = (every[: count * bits].view(count, bits) << _range(bits, packed)).sum(1)
+    high = torch.where(every[low_bytes * 8 :])[0] - _range(count, packed)
+    return start + low + (high << bits)
+
+
+def _range(length: int, like: Tensor) -> Tensor:
+    return torch.arange(length, device=like.device)
+
+
+def _to_bytes(bits: Tensor, length: int) -> Tensor:
+    """Zeros and ones, the lowest bit of a byte first."""
+    padded = torch.nn.functional.pad(bits, (0, length * 8 - len(bits))).view(length, 8)
+    return (padded << _range(8, bits)).sum(1).to(torch.uint8)
+
+
+_KERNELS = (
+    select_above,
+    accumulate_select_,
+    log_histogram,
+    all_finite,
+    gather_clear_,
+    scatter_update_,
+    pack_sorted,
+    unpack_sorted,
+)
+for _kernel in _KERNELS:
     LIBRARY.impl(_kernel.__name__, _kernel, "CompositeExplicitAutograd")

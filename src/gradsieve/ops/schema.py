@@ -21,12 +21,36 @@ SCHEMAS = {
     "all_finite": "(Tensor x) -> Tensor",
     "gather_clear_": "(Tensor(a!) x, Tensor indices) -> Tensor",
     "scatter_update_": "(Tensor(a!) out, Tensor indices, Tensor values) -> ()",
+    "pack_sorted": "(Tensor indices, int start, int stop) -> Tensor",
+    "unpack_sorted": "(Tensor packed, int count, int start, int stop) -> Tensor",
 }
 
 # A float32's sign is dropped and its highest 13 bits kept: 8 of exponent, 5 of mantissa, so 32 bins an octave,
 # each at most 3.2 % wide. Shifting bits needs no logarithm and no knowledge of the scale.
 BIN_SHIFT = 18
 BINS = 1 << (31 - BIN_SHIFT)
+
+
+def low_bits(count: int, size: int) -> int:
+    """How many low bits of each of `count` positions below `size` are written out; the rest are in a bitmap.
+
+    Chosen so that both together are shortest, from what all workers know: so they know the length, too.
+    """
+    guess = max((size // max(count, 1)).bit_length() - 1, 0)
+    return min((guess, guess + 1), key=lambda bits: count * bits + ((size - 1) >> bits))
+
+
+def packed_parts(count: int, size: int) -> tuple[int, int]:
+    """Bytes of the low bits and of the bitmap."""
+    if count == 0:
+        return 0, 0
+    bits = low_bits(count, size)
+    return -(-count * bits // 8), -(-(count + ((size - 1) >> bits)) // 8)
+
+
+def packed_bytes(count: int, size: int) -> int:
+    """How long a packed message of `count` positions out of `size` is: see `pack_sorted`."""
+    return sum(packed_parts(count, size))
 
 
 def _fake_select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
@@ -62,6 +86,14 @@ def _fake_scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     return None
 
 
+def _fake_pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
+    return indices.new_empty(packed_bytes(indices.numel(), stop - start), dtype=torch.uint8)
+
+
+def _fake_unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
+    return packed.new_empty(count, dtype=torch.int64)
+
+
 FAKES: dict[str, Callable[..., Tensor | None]] = {
     "select_above": _fake_select_above,
     "accumulate_select_": _fake_accumulate_select_,
@@ -69,6 +101,8 @@ FAKES: dict[str, Callable[..., Tensor | None]] = {
     "all_finite": _fake_all_finite,
     "gather_clear_": _fake_gather_clear_,
     "scatter_update_": _fake_scatter_update_,
+    "pack_sorted": _fake_pack_sorted,
+    "unpack_sorted": _fake_unpack_sorted,
 }
 
 for _name, _schema in SCHEMAS.items():

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.summary import summarise
+from gradsieve.lab.rates import DEFAULT_RATE
 from gradsieve.report.lines import Plot
 from gradsieve.report.plots import draw_all
 from gradsieve.report.style import Shown, different, labels, styles, value
@@ -80,7 +81,7 @@ def make_section(shown: Sequence[Shown]) -> Section:
     thing = f"{settings['task']} ({model})" if model and model != settings["task"] else str(settings["task"])
     workers = settings["workers"]
     return Section(
-        title=f"{thing} on {settings['dataset']}, {workers} worker{'s' if workers != 1 else ''}",
+        title=f"{thing} on {settings['dataset']}, {workers} worker{'s' if workers != 1 else ''}{_lab(settings)}",
         sentence=sentence([each.label for each in shown], rows, first.metric).replace(" %", "\u00a0%"),
         virtual=all(row.virtual for row in rows),
         table=make_table(shown, rows, first.metric),
@@ -89,6 +90,11 @@ def make_section(shown: Sequence[Shown]) -> Section:
         conditions=_facts(shown, [each.run.header.get("conditions") or {} for each in shown]),
         commands=list(dict.fromkeys(str(c) for each in shown if (c := each.run.header.get("command")))),
     )
+
+
+def _lab(settings: dict[str, Any]) -> str:
+    hosts = settings.get("lab_hosts") or 0
+    return f", {hosts} lab hosts on {settings['lab_rate'] or DEFAULT_RATE} links" if hosts else ""
 
 
 def embedded(data: object) -> Markup:
@@ -102,7 +108,9 @@ def embedded(data: object) -> Markup:
 def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        alike = tuple(value(run.settings.get(key)) for key in ("task", "dataset", "model", "workers"))
+        alike = tuple(
+            value(run.settings.get(key)) for key in ("task", "dataset", "model", "workers", "lab_hosts", "lab_rate")
+        )
         groups.setdefault((*alike, run.metric.name), []).append(run)
     return list(groups.values())
 

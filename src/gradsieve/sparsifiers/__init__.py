@@ -3,7 +3,8 @@
 from typing import Any
 
 from gradsieve._check import one_of
-from gradsieve.sparsifiers.base import Sparsifier, Step, Window
+from gradsieve.exchange import Step
+from gradsieve.sparsifiers.base import Sparsifier, Window
 from gradsieve.sparsifiers.cltk import CLTk
 from gradsieve.sparsifiers.deft import DEFT
 from gradsieve.sparsifiers.dense import Dense

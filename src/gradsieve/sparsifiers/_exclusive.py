@@ -9,10 +9,10 @@ from torch import Tensor
 from gradsieve import exchange
 from gradsieve._check import one_of
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged
+from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers._release import ReleasedThreshold
 from gradsieve.sparsifiers._threshold import MeasuredThreshold
-from gradsieve.sparsifiers.base import Sparsifier, Step, Window
+from gradsieve.sparsifiers.base import Sparsifier, Window
 
 
 @dataclass(eq=False)
@@ -45,13 +45,14 @@ class Exclusive(Sparsifier):
         raise TypeError(f"{type(self).__name__} must implement span")
 
     def window(self, step: Step) -> Window:
-        return Window(self._threshold.level, *self.span(owned(step), step))
+        return Window(self._threshold.level, *self.span(owned(step, step.rank), step))
 
     def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
-        return self._threshold.select(acc, hits, self.span(owned(step), step), step)
+        return self._threshold.select(acc, hits, self.span(owned(step, step.rank), step), step)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.disjoint(acc, picked, pulse, self._threshold.counts)
+        spans = [self.span(owned(step, rank), step) for rank in range(step.world_size)]
+        return exchange.disjoint(acc, picked, pulse, step, self._threshold.counts, spans)
 
     def observe(self, sent: Exchanged, step: Step) -> None:
         self._threshold.observe(sum(sent.counts), step.k)
@@ -64,9 +65,9 @@ class Exclusive(Sparsifier):
         return self._threshold.threshold
 
 
-def owned(step: Step) -> int:
-    """The partition that this worker looks at in this step."""
-    return (step.index + step.rank) % step.world_size
+def owned(step: Step, rank: int) -> int:
+    """The partition that a worker looks at in this step."""
+    return (step.index + rank) % step.world_size
 
 
 def by_partition(counts: list[int], step: Step) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradsieve.collectives import Program
-from gradsieve.sparsifiers.base import Step
+from gradsieve.exchange import Step
 from gradsieve.sparsifiers.hard_threshold import authors_rule
 
 BLOCKS = 1024

@@ -9,6 +9,7 @@ workers would tell each other their counts, so this costs no further collective,
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,15 +17,35 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.collectives import AllGather, Program
-from gradsieve.sparsifiers.base import Step, largest
+from gradsieve.exchange import Step
+from gradsieve.sparsifiers.base import largest
 
 BINS = 128  # of a histogram of candidates, from the cut upwards; the last one has no upper end
 BIN_SHIFT = 17  # 64 bins an octave: two octaves are seen
+WIDE = 512  # bins of a histogram of all elements: 16 octaves around the last threshold, or all there are
 WARM_UP = 8  # first steps without a cut: residuals grow so fast that most of the vector would be candidates
 CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
 FORGET = 0.9  # what is left of a large change after a step
 FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
 LARGEST_SHARE = 16  # more than this part of the vector, 1/16, only if k itself asks for it
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """`WIDE` bins, of `step` bins of `ops.log_histogram` each from `first` on; the outer ones have no other end."""
+
+    first: int
+    step: int
+
+    def fold(self, counts: Tensor) -> Tensor:
+        bins = (torch.arange(len(counts)) - self.first).div(self.step, rounding_mode="floor").clamp_(0, WIDE - 1)
+        return torch.zeros(WIDE, dtype=counts.dtype).index_add_(0, bins, counts.cpu())
+
+    def edge(self, bin: int) -> float:
+        return ops.bin_edge(min(max(self.first + bin * self.step, 0), ops.BINS - 1))
+
+
+EVERYTHING = Zoom(0, ops.BINS // WIDE)
 
 
 class MeasuredThreshold:
@@ -52,14 +73,13 @@ class MeasuredThreshold:
 
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the k largest magnitudes, each judged by the worker whose span it lies in."""
-        cut, table, edge, values = self.state[0], None, ops.bin_edge, acc[hits].abs()
+        cut, table, values = self.state[0], None, acc[hits].abs()
+        edge: Callable[[int], float] = ops.bin_edge
         if cut is not None:
             edge = partial(fine_edge, cut)
             table = yield from _gather(fine_histogram(values, cut), step)
         if table is None or int(table.sum()) < step.k:  # warming up, or all fell below the cut
-            edge = ops.bin_edge
-            table = yield from _gather(ops.log_histogram(acc, *span), step)
-            table[:, 0] = 0  # zeros, and what is too small to matter
+            table, edge = yield from self._look_everywhere(ops.log_histogram(acc, *span), step)
             hits = ops.select_above(acc, max(edge(threshold_bin(table, step.k)), edge(1)), *span)
             values = acc[hits].abs()
         bin = threshold_bin(table, step.k)
@@ -67,6 +87,19 @@ class MeasuredThreshold:
         self._next = self._plan(table, edge, bin, step)
         above = edge(bin + 1) if bin + 1 < table.shape[1] else math.inf
         return hits[_chosen(values, edge(bin), above, self.counts[step.rank])]
+
+    def _look_everywhere(self, counts: Tensor, step: Step) -> Program[tuple[Tensor, Callable[[int], float]]]:
+        """The table of all elements: near the last threshold or, if that is unknown or far off, of all."""
+        last = self.threshold
+        if last is not None:
+            near = Zoom(ops.bin_of(last) - WIDE // 2, 1)
+            table = yield from _gather(near.fold(counts), step)
+            table[:, 0] = 0
+            if int(table.sum()) >= step.k > int(table[:, -1].sum()):
+                return table, near.edge
+        table = yield from _gather(EVERYTHING.fold(counts), step)
+        table[:, 0] = 0  # zeros, and what is too small to matter
+        return table, EVERYTHING.edge
 
     def observe(self, selected: int, k: int) -> None:
         self.state = self._next

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradsieve import exchange
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged
+from gradsieve.exchange import Exchanged, Step
 
 
 class Window(NamedTuple):
@@ -24,17 +24,6 @@ class Window(NamedTuple):
 
 
 NOTHING = Window(float("inf"), 0, 0)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of one worker."""
-
-    index: int  # from 0
-    n: int  # elements of the gradient
-    k: int  # how many of them all workers together should send
-    rank: int
-    world_size: int
 
 
 @dataclass(eq=False)
@@ -74,7 +63,7 @@ class Sparsifier:
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
         """How picks are combined: one of the functions of `gradsieve.exchange`."""
-        return exchange.union(acc, picked, pulse)
+        return exchange.union(acc, picked, pulse, step)
 
     def settle_(self, residual: Tensor, before: Tensor) -> None:
         """Change the residual that is kept, knowing the one `before` this step."""

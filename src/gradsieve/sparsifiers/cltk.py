@@ -6,13 +6,14 @@ Training", NeurIPS 2020.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gradsieve import exchange
 from gradsieve._check import fraction
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged
-from gradsieve.sparsifiers.base import Sparsifier, Step, largest
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.sparsifiers.base import Sparsifier, largest
 
 
 @dataclass(eq=False)
@@ -30,10 +31,10 @@ class CLTk(Sparsifier):
 
     def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
         # Whoever does not lead pays for no sort: it hands in k positions that the broadcast overwrites.
-        return largest(acc, step.k) if step.rank == _leader(step) else hits.new_zeros(step.k)
+        return largest(acc, step.k) if step.rank == _leader(step) else torch.arange(step.k, device=acc.device)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.leader(acc, picked, pulse, _leader(step), step.world_size)
+        return exchange.leader(acc, picked, pulse, step, _leader(step))
 
     def settle_(self, residual: Tensor, before: Tensor) -> None:
         if self.beta < 1:

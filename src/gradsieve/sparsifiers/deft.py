@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gradsieve import exchange
 from gradsieve.collectives import Broadcast, Program
-from gradsieve.exchange import Exchanged
-from gradsieve.sparsifiers.base import Sparsifier, Step, largest
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.sparsifiers.base import Sparsifier, largest
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class DEFT(Sparsifier):
         return torch.cat(found) if found else hits
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.disjoint(acc, picked, pulse, self._counts)
+        return exchange.disjoint(acc, picked, pulse, step, self._counts)
 
 
 def _bin_of(rank: int, step: Step) -> int:

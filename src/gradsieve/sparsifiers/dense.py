@@ -6,8 +6,8 @@ from torch import Tensor
 
 from gradsieve import exchange
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged
-from gradsieve.sparsifiers.base import Sparsifier, Step
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.sparsifiers.base import Sparsifier
 
 
 @dataclass(eq=False)
@@ -18,4 +18,4 @@ class Dense(Sparsifier):
         return hits  # nothing in particular: the exchange takes all
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.dense(acc, pulse, step.world_size)
+        return exchange.dense(acc, pulse, step)

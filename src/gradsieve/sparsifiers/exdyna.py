@@ -11,11 +11,10 @@ from typing import ClassVar
 import torch
 
 from gradsieve._check import at_least
-from gradsieve.exchange import Exchanged
+from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers import _release
 from gradsieve.sparsifiers._exclusive import Exclusive, by_partition
 from gradsieve.sparsifiers._partition import Blocks, even_bounds, learn, make_blocks, rebalance
-from gradsieve.sparsifiers.base import Step
 
 
 @dataclass(eq=False)

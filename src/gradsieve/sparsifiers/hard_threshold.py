@@ -11,7 +11,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradsieve._check import positive
-from gradsieve.sparsifiers.base import Sparsifier, Step, Window
+from gradsieve.exchange import Step
+from gradsieve.sparsifiers.base import Sparsifier, Window
 
 
 @dataclass(eq=False)

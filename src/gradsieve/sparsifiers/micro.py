@@ -6,8 +6,8 @@ Training", HiPC 2023.
 
 from dataclasses import dataclass
 
+from gradsieve.exchange import Step
 from gradsieve.sparsifiers._exclusive import Exclusive
-from gradsieve.sparsifiers.base import Step
 
 
 @dataclass(eq=False)

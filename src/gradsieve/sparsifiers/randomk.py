@@ -12,8 +12,8 @@ from torch import Tensor
 from gradsieve import exchange
 from gradsieve._check import at_least
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged
-from gradsieve.sparsifiers.base import Sparsifier, Step
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.sparsifiers.base import Sparsifier
 
 
 @dataclass(eq=False)
@@ -33,4 +33,4 @@ class RandomK(Sparsifier):
         return torch.from_numpy(np.sort(drawn)).to(acc.device, torch.int64)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.agreed(acc, picked, pulse, step.world_size)
+        return exchange.agreed(acc, picked, pulse, step)

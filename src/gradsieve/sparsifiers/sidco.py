@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve._check import at_least, one_of
-from gradsieve.exchange import Exchanged
-from gradsieve.sparsifiers.base import Sparsifier, Step
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.sparsifiers.base import Sparsifier
 
 FIRST_STAGE = 0.25  # the density that the first of several stages aims at
 ADAPT_EVERY = 5  # steps whose actual densities are averaged before the number of stages changes

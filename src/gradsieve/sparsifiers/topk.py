@@ -10,8 +10,8 @@ from torch import Tensor
 from gradsieve import exchange
 from gradsieve._check import one_of
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged
-from gradsieve.sparsifiers.base import Sparsifier, Step, largest
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.sparsifiers.base import Sparsifier, largest
 
 
 @dataclass(eq=False)
@@ -32,4 +32,4 @@ class TopK(Sparsifier):
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
         combine = exchange.union if self.aggregation == "union" else exchange.own_index
-        return combine(acc, picked, pulse, [step.k] * step.world_size)
+        return combine(acc, picked, pulse, step, [step.k] * step.world_size)

@@ -7,12 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradsieve.collectives import AllGather, AllReduce, Collective, Program, pad
+from gradsieve.collectives import AllGather, AllReduce, Collective, Program, RoundedSum, round_slice, slices
 
 T = TypeVar("T")
 
-# torch 2.13 gave the gather into one tensor a new name and warns at the old one.
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# Smaller vectors than this are summed in two rounds, each worker a slice; a ring takes 2 * (P - 1), but needs less
+# memory and keeps links evenly busy, which is what counts for large ones.
+_SMALL = 1 << 22
 
 
 class ProcessGroupWorld:
@@ -43,21 +44,46 @@ class ProcessGroupWorld:
     def _answer(self, call: Collective) -> Any:
         tensor = call.tensor.contiguous()
         if isinstance(call, AllReduce):
-            dist.all_reduce(tensor, group=self.group)
-            return tensor
+            return self._sum(tensor)
+        if isinstance(call, RoundedSum):
+            return self._rounded_sum(tensor, call.wire)
         if isinstance(call, AllGather):
             return self._gather(tensor, call.lengths)
         dist.broadcast(tensor, group=self.group, group_src=call.root)
         return tensor
 
+    def _sum(self, tensor: Tensor) -> Tensor:
+        if tensor.nbytes > _SMALL or tensor.dim() != 1 or self.size == 1:
+            dist.all_reduce(tensor, group=self.group)
+            return tensor
+        return tensor.copy_(self._rounded_sum(tensor, tensor.dtype)[0])
+
+    def _rounded_sum(self, tensor: Tensor, wire: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Every worker sums a slice that all send to it, then tells the sum to all: two rounds."""
+        rows = slices(tensor, self.size)
+        sent = rows.to(wire)
+        parts = torch.empty_like(sent)
+        dist.all_to_all_single(_raw(parts), _raw(sent), group=self.group)
+        mine, missing = round_slice(list(parts), rows[self.rank], self.rank, wire)
+        error = rows - sent
+        error[self.rank] = missing
+        total = torch.cat(self._gather(mine, [len(mine)] * self.size)).to(tensor.dtype)
+        return total[: len(tensor)], error.flatten()[: len(tensor)]
+
     def _gather(self, tensor: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
+        """One round: each worker sends its rows to each of the others, so none needs padding."""
         if lengths is None:
             own = torch.tensor([len(tensor)], dtype=torch.int64, device=tensor.device)
-            lengths = self._gather_equal(own).flatten().tolist()
-        rows = self._gather_equal(pad(tensor, max(lengths)))
-        return [rows[rank, :length] for rank, length in enumerate(lengths)]
+            lengths = [int(length) for length in self._gather(own, [1] * self.size)]
+        row = tensor.nbytes // len(tensor) if len(tensor) else tensor.new_empty(1, *tensor.shape[1:]).nbytes
+        raw = _raw(tensor)
+        gathered = raw.new_empty(sum(lengths) * row)
+        received, sent = [length * row for length in lengths], [len(raw)] * self.size
+        dist.all_to_all_single(gathered, raw.repeat(self.size), received, sent, group=self.group)
+        rows = gathered.view(tensor.dtype).view(-1, *tensor.shape[1:])
+        return list(rows.split(list(lengths)))
 
-    def _gather_equal(self, tensor: Tensor) -> Tensor:
-        out = tensor.new_empty(self.size, *tensor.shape)
-        _all_gather_single(out.flatten(0, 1), tensor, group=self.group)
-        return out
+
+def _raw(tensor: Tensor) -> Tensor:
+    """As bytes: not every backend knows every type."""
+    return tensor.view(-1).view(torch.uint8)

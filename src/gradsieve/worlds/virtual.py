@@ -3,7 +3,19 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from gradsieve.collectives import AllGather, AllReduce, Broadcast, Collective, Program
+import torch
+from torch import Tensor
+
+from gradsieve.collectives import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Collective,
+    Program,
+    RoundedSum,
+    round_slice,
+    slices,
+)
 
 T = TypeVar("T")
 
@@ -64,11 +76,27 @@ class VirtualWorld:
             for tensor in tensors[1:]:
                 total += tensor
             return [tensor.copy_(total) for tensor in tensors]
+        if isinstance(first, RoundedSum):
+            return _rounded_sum(tensors, first.wire)
         if isinstance(first, Broadcast):
             sent = tensors[first.root].clone()
             return [tensor.copy_(sent) for tensor in tensors]
         _check_lengths(calls)
         return [[tensor.clone() for tensor in tensors] for _ in calls]
+
+
+def _rounded_sum(tensors: list[Tensor], wire: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """What `ProcessGroupWorld` does in two rounds, for all workers at once."""
+    size, length = len(tensors), len(tensors[0])
+    rows = [slices(tensor, size) for tensor in tensors]
+    sent = [row.to(wire) for row in rows]
+    errors = [row - rounded for row, rounded in zip(rows, sent, strict=True)]
+    total = torch.empty_like(sent[0])
+    for owner in range(size):
+        parts = [rounded[owner] for rounded in sent]
+        total[owner], errors[owner][owner] = round_slice(parts, rows[owner][owner], owner, wire)
+    whole = total.flatten()[:length].to(tensors[0].dtype)
+    return [(whole.clone(), error.flatten()[:length]) for error in errors]
 
 
 def _describe(call: Collective) -> str:
@@ -79,6 +107,8 @@ def _describe(call: Collective) -> str:
     extra = ""
     if isinstance(call, Broadcast):
         extra = f", root {call.root}"
+    elif isinstance(call, RoundedSum):
+        extra = f", {str(call.wire).removeprefix('torch.')}"
     elif isinstance(call, AllGather):
         shape[0] = "any"
         extra = "" if call.lengths is None else f", lengths {list(call.lengths)}"

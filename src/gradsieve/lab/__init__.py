@@ -1,0 +1,1 @@
+"""Hosts in network namespaces, with links as slow as one likes."""
