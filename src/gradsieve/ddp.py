@@ -6,7 +6,7 @@ updates are written into the buckets in place, and the futures of all buckets co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,10 @@ def sparsify(
         sizes=[parameter.numel() for parameter in parameters.values()],
         measure=measure,
         values=values,
-        labels={f"parameter {i}": _describe(name, p) for i, (name, p) in enumerate(parameters.items())},
+        labels={
+            f"parameter {number}": _describe(name, parameter)
+            for number, (name, parameter) in enumerate(reversed(parameters.items()))
+        },
     )
     sieve = Sieve(model, parameters, reducer, world, schedule, scaler, check_every)
     model.register_comm_hook(None, sieve._hook)
@@ -189,15 +192,25 @@ class Sieve:
         self.reducer.density = self._schedule(self.reducer.step)
 
     def _add(self, bucket: Any, buffer: Tensor) -> None:
-        offset = 0
-        for parameter in bucket.parameters():
-            start, size = self._starts[id(parameter)], parameter.numel()
-            piece = buffer[offset : offset + size]
+        for place in self._places_in(bucket):
+            piece = buffer[place.offset : place.offset + place.stop - place.start]
             # The bucket keeps the old residual until the update is written: a copy only where it is too narrow.
             before = piece if piece.element_size() >= 4 else torch.empty_like(piece, dtype=torch.float32)
-            self.reducer.add(piece, start, before, hold_back=self._may_be_unused and not piece.any())
-            self._places.append(_Place(start, start + size, len(self._buckets), offset))
+            self.reducer.add(piece, place.start, before, hold_back=self._may_be_unused and not piece.any())
+            self._places.append(place)
+
+    def _places_in(self, bucket: Any) -> list[_Place]:
+        """Where a bucket's parts belong; neighbours in both become one part, unless parameters may be unused."""
+        places: list[_Place] = []
+        offset, number = 0, len(self._buckets)
+        for parameter in bucket.parameters():
+            start, size = self._starts[id(parameter)], parameter.numel()
+            if places and places[-1].stop == start and not self._may_be_unused:
+                places[-1] = replace(places[-1], stop=start + size)
+            else:
+                places.append(_Place(start, start + size, number, offset))
             offset += size
+        return places
 
     def _mean_of_sparse(self, buffer: Tensor) -> Tensor:
         """Sparse embeddings' gradients are few rows already: summed exactly, outside the sieve."""
@@ -266,7 +279,10 @@ def _checked(model: nn.Module) -> DistributedDataParallel:
 
 
 def _dense_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """All parameters whose gradients pass through the sieve, by name, in the model's order."""
+    """All parameters whose gradients pass through the sieve, by name, the model's last one first.
+
+    This is about the order in which gradients become ready, and so that of DDP's buckets.
+    """
     sparse = {
         id(module.weight)
         for module in model.module.modules()
@@ -280,6 +296,7 @@ def _dense_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]
     }
     if not found:
         raise ValueError("ddp_model must have a parameter with a dense gradient, got none")
+    found = dict(reversed(found.items()))
     for name, parameter in found.items():
         if parameter.dtype not in ops.GRAD_DTYPES:
             raise TypeError(f"parameter {name} must be a real floating-point tensor, got {parameter.dtype}")

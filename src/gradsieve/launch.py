@@ -59,12 +59,13 @@ class Place:
                     raise OSError(ctypes.get_errno(), f"could not enter the network namespace {self.namespace}")
         os.environ["GLOO_SOCKET_IFNAME"] = self.interface
 
-    def bytes_sent(self) -> int:
-        """What the interface has sent so far, by the kernel's count, headers included."""
+    def sent(self) -> tuple[int, int]:
+        """Bytes, headers included, and packets that the interface has sent so far, by the kernel's count."""
         for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
             name, _, counters = line.partition(":")
             if name.strip() == self.interface:
-                return int(counters.split()[8])
+                bytes_, packets = counters.split()[8:10]
+                return int(bytes_), int(packets)
         raise OSError(f"no interface {self.interface} here")
 
 

@@ -29,6 +29,7 @@ class Row:
     ratio: float = 1.0
     goal: str = ""
     met: str = ""  # yes, no, or empty where there is no goal
+    links: str = ""  # the rate of a lab's links; empty on loopback
 
     def with_ratio(self, base: "Row", at_most: float | None = None, at_least: float | None = None) -> "Row":
         """This row compared with another; `at_least` asks how many times faster this one is."""

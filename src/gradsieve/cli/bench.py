@@ -12,6 +12,8 @@ from gradsieve._check import BadInput, at_least, fraction
 from gradsieve.bench.timing import Row, write_csv
 from gradsieve.cli.common import AsJson, check_out, clear_errors, console, foot, print_json, table
 from gradsieve.conditions import conditions
+from gradsieve.lab.network import check_possible
+from gradsieve.lab.rates import DEFAULT_RATE, parse_links
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -94,6 +96,80 @@ def step(
     )
 
 
+@app.command()
+def lab(
+    hosts: Annotated[int, typer.Option(help="How many.")] = 4,
+    rates: Annotated[str, typer.Option(help="Of the links, separated by commas.")] = "1gbit,100mbit,20mbit",
+    density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
+    repeats: Repeats = 15,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """A DDP step between hosts with slow links (Linux, root).
+
+    Cases that take very long are repeated less often, three times at least.
+
+    Example: gradsieve bench lab --rates 100mbit --repeats 10
+    """
+    from gradsieve.bench.lab import bench_lab
+
+    with clear_errors():
+        fraction("density", density)
+        at_least("repeats", repeats, 1)
+        wanted = rates.split(",")
+        for rate in wanted:
+            parse_links(rate, hosts)
+        check_out(out)
+        check_possible()
+    rows = []
+    with _progress(hidden=as_json) as progress:
+        task = progress.add_task("", total=len(wanted))
+        for rate in wanted:
+
+            def told(what: str, rate: str = rate) -> None:
+                progress.update(task, description=f"{rate}: {what}")
+
+            told("starting")
+            rows += bench_lab(hosts, rate, density, repeats, told)
+            progress.advance(task)
+    if _deliver(rows, out, as_json):
+        return
+    for rate in wanted:
+        here = [row for row in rows if row.links == rate]
+        _print_rows(here, f"{hosts} hosts, {rate} links, 10.5M parameters, medians of {repeats} steps")
+    console().print("ratio: to compute alone; a goal of so many times less is against the case named.\n" + foot())
+
+
+@app.command()
+def wire(
+    hosts: Annotated[int, typer.Option(help="How many.")] = 4,
+    density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
+    steps: Annotated[int, typer.Option(help="Steps whose bytes are counted.")] = 30,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bytes for each element sent, metered and counted (Linux, root).
+
+    Example: gradsieve bench wire --density 0.01
+    """
+    from gradsieve.bench.wire import bench_wire
+
+    with clear_errors():
+        fraction("density", density)
+        at_least("steps", steps, 1)
+        parse_links(DEFAULT_RATE, hosts)
+        check_out(out)
+        check_possible()
+    rows = bench_wire(hosts, density, steps)
+    if _deliver(rows, out, as_json):
+        return
+    _print_rows(rows, f"bytes a worker sends for each selected element, {hosts} hosts")
+    console().print(
+        "metered: by our own count. counted: by the interfaces, without headers of Ethernet, IP "
+        "and TCP; its ratio is to metered.\n" + foot()
+    )
+
+
 def _progress(hidden: bool) -> Progress:
     columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True)
@@ -121,5 +197,6 @@ def _print_rows(rows: list[Row], title: str) -> None:
     for row in rows:
         unit = " ms" if row.unit == "ms" else ""
         figures = (f"{row.median:.2f}{unit}", f"{row.ratio:.2f}", row.goal, row.met)
-        made.add_row(row.case, f"{row.density:g}", str(row.workers), *figures)
+        case = f"{row.case} against {row.against}" if "less" in row.goal else row.case
+        made.add_row(case, f"{row.density:g}", str(row.workers), *figures)
     console().print(made)

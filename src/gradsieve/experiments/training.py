@@ -87,7 +87,7 @@ class Training:
 
     def _counter(self) -> float:
         """What this host has sent by its interface's own count, if it is one of a lab."""
-        return float(self.post.place.bytes_sent()) if self.settings.lab_hosts else math.nan
+        return float(self.post.place.sent()[0]) if self.settings.lab_hosts else math.nan
 
     def _agree(self) -> None:
         """Average what the workers measured, record it, and find out whether anyone wants to stop."""

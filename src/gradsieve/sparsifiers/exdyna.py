@@ -14,7 +14,7 @@ from gradsieve._check import at_least
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers import _release
 from gradsieve.sparsifiers._exclusive import Exclusive, by_partition
-from gradsieve.sparsifiers._partition import Blocks, even_bounds, learn, make_blocks, rebalance
+from gradsieve.sparsifiers._partition import TOLERANCE, Blocks, even_bounds, learn, make_blocks, rebalance
 
 
 @dataclass(eq=False)
@@ -55,4 +55,5 @@ class ExDyna(Exclusive):
             self.bounds = _release.released_rebalance(self.bounds, by_partition(sent.counts, step), self._blocks)
         elif sent.indices is not None:
             self.load = learn(self.load, self._blocks.counts(sent.indices).cpu())
-            self.bounds = rebalance(self.load, self.bounds)
+            if max(sent.counts) * step.world_size > TOLERANCE * sum(sent.counts):
+                self.bounds = rebalance(self.load, self.bounds)

@@ -1,0 +1,96 @@
+"""What a step is measured with: one model, trained by plain DDP, torch's hooks, our sparsifiers, and by nobody."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gradsieve.ddp import Sieve, sparsify
+
+LAYERS, WIDTH, BATCH = 10, 1024, 32
+N = LAYERS * (WIDTH * WIDTH + WIDTH)
+WARM_UP = 12  # steps that do not count
+PLAIN, ALONE, OURS, BF16 = "plain DDP", "compute alone", "exdyna", "exdyna, bf16 values"
+POWERSGD = ("PowerSGD rank 1", "PowerSGD rank 4")
+CASES = (PLAIN, "fp16 hook", *POWERSGD, "topk", "cltk", "sidco", "hard_threshold", "micro", OURS, BF16, ALONE)
+_FEW_NEED = 3  # steps of warm-up for cases that have no state but DDP's buckets
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of its own, and the function that trains it by a step; `sieve` where it is one of ours."""
+
+    name: str
+    step: Callable[[], None]
+    sieve: Sieve | None = None
+
+    @property
+    def warm_up(self) -> int:
+        return WARM_UP if self.sieve is not None or self.name in POWERSGD else _FEW_NEED
+
+
+def make_case(name: str, rank: int, density: float) -> Case:
+    """The case of this name on one worker. Gradients are views of DDP's buckets in all of them."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    model: nn.Module = nn.Sequential(*layers)
+    inputs = _inputs(rank)
+    sieve = None
+    if name != ALONE:
+        options = {"threshold": _threshold(model, density)} if name == "hard_threshold" else {}
+        several = name in (PLAIN, "fp16 hook")  # the others send nothing before the last bucket: they get one
+        model = ddp = DistributedDataParallel(
+            model, gradient_as_bucket_view=True, bucket_cap_mb=None if several else 1000
+        )
+        sieve = _attach(ddp, name, density, options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return Case(name, step, sieve)
+
+
+def _attach(ddp: DistributedDataParallel, name: str, density: float, options: dict[str, Any]) -> Sieve | None:
+    if name == PLAIN:
+        return None
+    if name == "fp16 hook":
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return None
+    if name in POWERSGD:
+        state = powerSGD_hook.PowerSGDState(None, int(name.split()[-1]), start_powerSGD_iter=2)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return None
+    if name == BF16:
+        return sparsify(ddp, OURS, density=density, values="bf16")
+    return sparsify(ddp, name, density=density, **options)
+
+
+def _inputs(rank: int) -> Tensor:
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(rank))
+
+
+def _threshold(model: nn.Module, density: float) -> float:
+    """A constant threshold that sends about `density` of a gradient that hardly changes, over the first steps.
+
+    An element is sent whenever its sum passes the threshold: found by bisection, on one element in 16.
+    """
+    loss = model(_inputs(0)).square().mean()  # the same on all workers
+    grads = torch.cat([grad.flatten()[::16] for grad in torch.autograd.grad(loss, list(model.parameters()))]).abs()
+    low, high = 0.0, float(grads.max()) * 3 * WARM_UP
+    for _ in range(40):
+        middle = (low + high) / 2
+        sent = (grads * 3 * WARM_UP / middle).floor() - (grads * WARM_UP / middle).floor()
+        if float(sent.mean()) / (2 * WARM_UP) > density:
+            low = middle
+        else:
+            high = middle
+    return high
