@@ -74,6 +74,7 @@ def sparsify(
             for number, (name, parameter) in enumerate(reversed(parameters.items()))
         },
     )
+    ops.warm_up()
     sieve = Sieve(model, parameters, reducer, world, schedule, scaler, check_every)
     model.register_comm_hook(None, sieve._hook)
     return sieve

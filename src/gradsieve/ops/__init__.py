@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.ops import cpu, reference
+from gradsieve.ops.cpu import warm_up
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "scatter_update_",
     "select_above",
     "unpack_sorted",
+    "warm_up",
 ]
 
 GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -6,6 +6,7 @@ A block is judged at once, by or-ing `bar - 1 - magnitude`, whose sign bit says 
 unless each result is cast back to 32 bits. Only blocks with a hit are looked at element by element.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
@@ -326,6 +327,18 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
     if found != count:
         raise ValueError(f"packed must hold {count} positions, got {'fewer' if found < count else 'more'}")
     return torch.from_numpy(out)
+
+
+@functools.cache
+def warm_up() -> None:
+    """Call every kernel once: Numba compiles it on a machine's first call, and loads it on a process's first."""
+    x, indices = torch.zeros(2 * _BLOCK), torch.arange(2)
+    accumulate_select_(x, x.clone(), math.inf, 0, len(x))
+    select_above(x, math.inf, 0, len(x))
+    log_histogram(x, 0, len(x))
+    all_finite(x)
+    scatter_update_(x, indices, gather_clear_(x, indices))
+    unpack_sorted(pack_sorted(indices, 0, len(x)), len(indices), 0, len(x))
 
 
 _KERNELS = (
