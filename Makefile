@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench reports clean
+.PHONY: help demo test test-all check format bench lab figures reports clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,9 +35,20 @@ format: $(READY) ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure kernels and steps, write benchmarks/data/*.csv (3 minutes)
+bench: $(READY) ## measure kernels, steps, lab and wire, write benchmarks/data/*.csv and the README's tables (25 minutes, root)
 	$(BIN)/gradsieve bench kernels --out benchmarks/data/kernels.csv
 	$(BIN)/gradsieve bench step --out benchmarks/data/step.csv
+	$(BIN)/gradsieve bench wire --out benchmarks/data/wire.csv
+	$(BIN)/gradsieve bench lab --out benchmarks/data/lab.csv
+	$(BIN)/python benchmarks/tables.py
+
+lab: $(READY) ## train on MNIST between hosts with 100 Mbit/s links, draw the README's pictures (30 minutes, root)
+	sh benchmarks/lab.sh
+	$(MAKE) figures
+
+figures: $(READY) ## draw the README's pictures from benchmarks/
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[figures]'
+	$(BIN)/python benchmarks/figures.py
 
 reports: $(READY) ## train on MNIST, WikiText-2 and SST-2 from GRADSIEVE_DATA, write benchmarks/reports/ (1 hour)
 	sh benchmarks/reports.sh

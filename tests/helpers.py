@@ -15,7 +15,12 @@ ROOT = Path(__file__).parent.parent
 
 def load_example(name: str) -> Any:
     """Run a file of examples/ as a module, as a user's script would be."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    return load(f"examples/{name}.py")
+
+
+def load(path: str) -> Any:
+    """A file that belongs to no package, as a module."""
+    spec = importlib.util.spec_from_file_location(f"loaded_{Path(path).stem}", ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, load
 
 TEXT = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -22,6 +22,10 @@ def test_python_block(block: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_file_that_is_named_exists() -> None:
     for path in re.findall(r"\]\(([^)#:]+)\)", TEXT) + re.findall(r"`([\w/]+\.(?:csv|cff|md|py))`", TEXT):
         assert (ROOT / path).exists(), path
+
+
+def test_tables_are_those_of_the_rows() -> None:
+    assert load("benchmarks/tables.py").filled(TEXT) == TEXT, "run: .venv/bin/python benchmarks/tables.py"
 
 
 def test_targets_exist() -> None:

@@ -37,7 +37,7 @@ _PRELOAD = ["gradsieve.experiments.running", "torch.distributed", "torch.nn.para
 
 _SCRATCH = re.compile(r"gradsieve-(\d+-\d+)")
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of Linux
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc's mallopt
+_MALLOC = {-1: 1 << 30, -3: 1 << 25}  # glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD as high as glibc itself goes
 
 
 class WorkerFailed(RuntimeError):
@@ -191,11 +191,11 @@ def _enter(
     # Ctrl-C reaches the whole terminal: only the starter decides, and tells the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    place.enter()
-    _die_with_the_starter()
-    _keep_freed_memory()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     try:
+        place.enter()
+        _die_with_the_starter()
+        _keep_freed_memory()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=TIMEOUT
         )
@@ -216,8 +216,8 @@ def _enter(
 def _keep_freed_memory() -> None:
     """Ask glibc not to give freed gradients back to the system: each step would take them again, page by page."""
     with suppress(AttributeError):  # another C library
-        for setting in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(setting, 1 << 30)
+        for setting, size in _MALLOC.items():
+            ctypes.CDLL(None).mallopt(setting, size)
 
 
 def _die_with_the_starter() -> None:

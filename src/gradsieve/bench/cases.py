@@ -17,7 +17,7 @@ WARM_UP = 12  # steps that do not count
 PLAIN, ALONE, OURS, BF16 = "plain DDP", "compute alone", "exdyna", "exdyna, bf16 values"
 POWERSGD = ("PowerSGD rank 1", "PowerSGD rank 4")
 CASES = (PLAIN, "fp16 hook", *POWERSGD, "topk", "cltk", "sidco", "hard_threshold", "micro", OURS, BF16, ALONE)
-_FEW_NEED = 3  # steps of warm-up for cases that have no state but DDP's buckets
+_FEW_NEED = 2  # steps of warm-up for cases that have no state but DDP's buckets
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def make_case(name: str, rank: int, density: float) -> Case:
     if name != ALONE:
         options = {"threshold": _threshold(model, density)} if name == "hard_threshold" else {}
         several = name in (PLAIN, "fp16 hook")  # the others send nothing before the last bucket: they get one
-        model = ddp = DistributedDataParallel(
-            model, gradient_as_bucket_view=True, bucket_cap_mb=None if several else 1000
+        model = ddp = DistributedDataParallel(  # all have the same parameters: nothing to be sent before the start
+            model, gradient_as_bucket_view=True, bucket_cap_mb=None if several else 1000, init_sync=False
         )
         sieve = _attach(ddp, name, density, options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -9,9 +9,11 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 
 from gradsieve import _owner
 from gradsieve._check import BadInput
@@ -54,8 +56,9 @@ def network(links: list[Link]) -> Iterator[Network]:
     remove_leftovers()
     made = Network(_owner.tag(), tuple(links))
     try:
-        _make(made)
-        yield made
+        with _ending_gracefully():
+            _make(made)
+            yield made
     finally:
         with _undisturbed():
             for name in _names():
@@ -123,6 +126,26 @@ def _remove(name: str) -> None:
                 os.kill(int(number), signal.SIGKILL)
     with suppress(BadInput):  # another lab's start may have been faster
         _ip(f"netns delete {name}")
+
+
+@contextmanager
+def _ending_gracefully() -> Iterator[None]:
+    """SIGTERM ends the process as Ctrl-C would, not on the spot, unless somebody else sees to it."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

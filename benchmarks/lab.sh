@@ -1,0 +1,9 @@
+#!/bin/sh
+# Time to accuracy between hosts with slow links: real MNIST, ResNet-20. Needs root, iproute2 and GRADSIEVE_DATA.
+set -eu
+cd "$(dirname "$0")/.."
+rm -rf benchmarks/reports/lab
+.venv/bin/gradsieve compare resnet --dataset mnist --steps "${STEPS:-600}" --eval-every "${EVAL_EVERY:-60}" \
+    --sparsifiers dense,fp16,powersgd,topk,exdyna --lab-hosts 4 --lab-rate 100mbit --out benchmarks/reports/lab
+gzip -9 -n benchmarks/reports/lab/*/records.jsonl
+rm -f benchmarks/reports/lab/report.html

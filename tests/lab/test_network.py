@@ -1,0 +1,129 @@
+"""Hosts that exist while they are needed, and nothing of them afterwards."""
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradsieve import _owner
+from gradsieve._check import BadInput
+from gradsieve.lab.network import check_possible, network, remove_leftovers
+from gradsieve.lab.programs import run_everywhere
+from gradsieve.lab.rates import parse_links
+from gradsieve.launch import Post, WorkerFailed, run_workers
+
+MEGABYTE = 10**6
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+
+
+def mine() -> list[str]:
+    return [line for line in ip("netns", "list").splitlines() if _owner.tag() in line]
+
+
+def _transfer(post: Post) -> tuple[float, int, int]:
+    """Worker 0 sends a megabyte to worker 1; the time it took, and what this host sent."""
+    dist.barrier()
+    before, _ = post.place.sent()
+    started = time.perf_counter()
+    message = torch.ones(MEGABYTE, dtype=torch.uint8)
+    if post.rank == 0:
+        dist.send(message, 1)
+    elif post.rank == 1:
+        message.zero_()
+        dist.recv(message, 0)
+    elapsed = time.perf_counter() - started
+    dist.barrier()
+    return elapsed, post.place.sent()[0] - before, int(message.sum())
+
+
+@pytest.mark.lab
+def test_links_are_as_slow_as_they_are_told() -> None:
+    with network(parse_links("40mbit,40mbit/20mbit,1gbit", 3)) as made:
+        assert len(mine()) == 4  # three hosts and the switch
+        assert "198.18." not in ip("address")
+        results = run_workers(_transfer, 3, places=made.places(3))
+    (_, sent, _), (took, received, content), (_, idle, _) = results
+    assert content == MEGABYTE
+    assert took >= 0.9 * MEGABYTE * 8 / 20e6  # the slower of the two ends decides
+    assert 1.0 <= sent / MEGABYTE <= 1.12
+    assert received < 0.1 * MEGABYTE
+    assert idle < 0.1 * MEGABYTE
+    assert mine() == []
+
+
+def _fail(post: Post) -> None:
+    raise ArithmeticError("on purpose")
+
+
+@pytest.mark.lab
+def test_errors_leave_nothing() -> None:
+    with pytest.raises(WorkerFailed, match="on purpose"), network(parse_links("1gbit", 2)) as made:
+        run_workers(_fail, 2, places=made.places(2))
+    assert mine() == []
+
+
+@pytest.mark.lab
+def test_leftovers_of_the_dead_are_removed_and_nothing_else() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    alive = subprocess.Popen(["sleep", "60"])
+    dead, other, living = (
+        f"gradsieve-lab-{gone.pid}-1-0",
+        f"gradsieve-{os.getpid()}-elsewhere",
+        f"gradsieve-lab-{alive.pid}-{_owner._begun(alive.pid)}-switch",
+    )
+    try:
+        for name in (dead, other, living):
+            ip("netns", "add", name)
+        stray = subprocess.Popen(["ip", "netns", "exec", dead, "sleep", "60"])
+        time.sleep(0.2)
+        assert remove_leftovers() == [dead]
+        assert stray.wait(5) < 0
+        left = ip("netns", "list")
+        assert dead not in left
+        assert other in left
+        assert living in left
+    finally:
+        alive.kill()
+        alive.wait()
+        for name in (other, living):
+            ip("netns", "delete", name)
+
+
+@pytest.mark.lab
+def test_programs_know_their_place(capfd: pytest.CaptureFixture[str]) -> None:
+    with network(parse_links("1gbit", 2)) as made:
+        show = 'echo "$RANK $WORLD_SIZE $MASTER_ADDR $(ip -br address show eth0 | wc -l)"'
+        assert run_everywhere(made, ["sh", "-c", show], lambda: False) == 0
+        assert sorted(capfd.readouterr().out.splitlines()) == ["0 2 198.18.0.1 1", "1 2 198.18.0.1 1"]
+        assert run_everywhere(made, ["sh", "-c", "test $RANK = 1 && exit 7; sleep 60"], lambda: False) == 7
+        assert run_everywhere(made, ["sleep", "60"], lambda: True) == 0
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [("ip", "needs the program ip, which is not"), ("tc", "needs the program tc"), ("root", "needs root")],
+)
+def test_what_is_missing_is_said(missing: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else f"/sbin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000 if missing == "root" else 0)
+    with pytest.raises(BadInput, match=words):
+        check_possible()
+
+
+def test_owners() -> None:
+    assert _owner.lives(_owner.tag())
+    assert not _owner.lives(f"{os.getpid()}-1")  # the same number, another process
+    assert not _owner.lives("999999999-1")
+    child = subprocess.Popen(["true"])
+    tag = f"{child.pid}-{_owner._begun(child.pid)}"
+    time.sleep(0.3)
+    assert not _owner.lives(tag)  # dead, though nobody waited for it yet
+    child.wait()
