@@ -11,6 +11,7 @@ from gradsieve._check import BadInput
 from gradsieve.lab.network import INTERFACE, Network
 
 _PORT = 29500
+_GRACE_S = 5.0  # for programs that are told to end
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -31,7 +32,18 @@ def run_everywhere(network: Network, command: Sequence[str], stop_requested: Cal
                 return failed[0] if failed else 0
             time.sleep(0.05)
     finally:
-        for process in processes:
+        _end(processes)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Ask those that still run to end, and insist after a while."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
