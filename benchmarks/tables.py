@@ -33,47 +33,39 @@ def milliseconds(row: dict[str, str]) -> str:
 
 
 def lab() -> str:
-    """A line a case, a column a rate; in brackets times compute alone."""
+    """A column a rate; in brackets times compute alone."""
     rows = [row for row in read("lab") if row["against"] == "compute alone"]
-    rates = list(dict.fromkeys(row["links"] for row in rows))
-    found = {(row["case"], row["links"]): row for row in rows}
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    lines = [
-        [case, *(f"{milliseconds(found[case, r])} ({float(found[case, r]['ratio']):.2f}x)" for r in rates)]
-        for case in cases
-    ]
-    hosts = rows[0]["workers"]
-    return f"{markdown([f'a step of {hosts} hosts, ms', *rates], lines)}\n\n{goals()}\n\n({under(rows)})"
+    table = grid(rows, "links", f"a step of {rows[0]['workers']} hosts, ms", "{}")
+    return f"{table}\n\n{goals()}\n\n({under(rows)})"
+
+
+def grid(rows: Rows, column: str, corner: str, head: str) -> str:
+    """A line a case; medians, and in brackets their ratios."""
+    columns = list(dict.fromkeys(row[column] for row in rows))
+    found = {(row["case"], row[column]): f"{milliseconds(row)} ({float(row['ratio']):.2f}x)" for row in rows}
+    cases = dict.fromkeys(row["case"] for row in rows)
+    lines = ([case, *(found[case, each] for each in columns)] for case in cases)
+    return markdown([corner, *(head.format(each) for each in columns)], lines)
 
 
 def goals() -> str:
     """What was asked for, and whether it is so: of every row that has a goal, in the order of the files."""
-    lines = [
-        [
-            row["case"],
-            row["links"] or "loopback",
-            f"{float(row['ratio']):.2f}x {row['against']}",
-            row["goal"],
-            row["met"],
-        ]
-        for name in ("lab", "step", "wire")
-        for row in read(name)
-        if row["goal"]
-    ]
-    return markdown(["goal of", "links", "measured", "asked for", "met"], lines)
+    rows = [row for name in ("lab", "step") for row in read(name) if row["goal"]]
+    heads = ["goal of", "links", "measured", "asked for", "met"]
+    return markdown(
+        heads, ([row["case"], row["links"] or "loopback", measured(row), row["goal"], row["met"]] for row in rows)
+    )
+
+
+def measured(row: dict[str, str]) -> str:
+    less = "less than " if row["goal"].startswith(">=") else ""
+    return f"{float(row['ratio']):.2f}x {less}{row['against']}"
 
 
 def step() -> str:
-    """A line a case, a column a number of processes; in brackets times plain DDP."""
+    """A column a number of processes; in brackets times plain DDP."""
     rows = [row for row in read("step") if row["benchmark"] == "step"]
-    numbers = sorted({row["workers"] for row in rows}, key=int)
-    found = {(row["case"], row["workers"]): row for row in rows}
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    lines = [
-        [case, *(f"{milliseconds(found[case, p])} ({float(found[case, p]['ratio']):.2f}x)" for p in numbers)]
-        for case in cases
-    ]
-    return f"{markdown(['a step, ms', *(f'{p} processes' for p in numbers)], lines)}\n\n({under(rows)})"
+    return f"{grid(rows, 'workers', 'a step, ms', '{} processes')}\n\n({under(rows)})"
 
 
 def wire() -> str:
