@@ -216,6 +216,7 @@ def test_info() -> None:
     assert known["sparsifiers"]["cltk"] == {"beta": 1.0}
 
 
+@pytest.mark.slow
 def test_bench_kernels_writes_rows(tmp_path: Path) -> None:
     """A small run: the figures mean nothing, the rows must be complete."""
     out = tmp_path / "new" / "kernels.csv"
