@@ -18,7 +18,7 @@ from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
 from gradsieve.sparsifiers.dense import Dense
 from gradsieve.steps import Clock, StepReport
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # as that of checkpoints
 VALUES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # types in which values may travel
 _FLOAT32 = 4
 

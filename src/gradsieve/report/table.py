@@ -69,7 +69,7 @@ def _columns(metric: Metric, summaries: Sequence[Summary]) -> list[_Column]:
         _Column("density", "mean", _step("density_mean"), _each(percent), _off("density_mean")),
         _Column("density", "worst", _step("density_max"), _each(percent), _off("density_max")),
         _Column(sent, "a step", _step("bytes_per_step"), _each(size), lambda s: s.bytes_per_step or None),
-        _Column(sent, "by a host, counted", lambda s: s.wire_bytes_per_step, _each(size)),
+        _Column(sent, "counted", lambda s: s.wire_bytes_per_step, _each(size)),
         _Column(sent, "in all", _step("bytes_total"), _each(size), total(lambda s: s.bytes_total)),
         _Column(sent, "vs dense", lambda s: s.compression, _each(times), lambda s: _times(-1.0, s.compression)),
         _Column(time, "whole", _step("step_ms"), aligned, lambda s: s.step_ms or None),
