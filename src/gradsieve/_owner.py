@@ -12,7 +12,7 @@ def tag() -> str:
 def lives(tag: str) -> bool:
     """Whether the process of a tag still runs."""
     number, _, begun = tag.partition("-")
-    return _begun(int(number)) == begun
+    return begun != "" and _begun(int(number)) == begun
 
 
 def _begun(number: int) -> str:

@@ -122,8 +122,11 @@ def test_owners() -> None:
     assert _owner.lives(_owner.tag())
     assert not _owner.lives(f"{os.getpid()}-1")  # the same number, another process
     assert not _owner.lives("999999999-1")
-    child = subprocess.Popen(["true"])
+    child = subprocess.Popen(["sleep", "60"])
     tag = f"{child.pid}-{_owner._begun(child.pid)}"
-    time.sleep(0.3)
+    assert _owner.lives(tag)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not _owner.lives(tag)  # dead, though nobody waited for it yet
+    assert not _owner.lives(f"{child.pid}-")  # a tag taken from a dead process
     child.wait()
