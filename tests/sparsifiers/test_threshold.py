@@ -1,71 +1,96 @@
-"""The threshold that is read off histograms: the same on all workers, and exactly k elements."""
+"""The threshold that is read off histograms: the same on all workers, and exactly as many elements as asked for."""
 
-import itertools
-from functools import partial
-
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradsieve import ops
 from gradsieve.exchange import Step
-from gradsieve.sparsifiers._threshold import (
-    BINS,
-    enough,
-    fine_edge,
-    fine_histogram,
-    next_cut,
-    shares,
-    threshold_bin,
-)
+from gradsieve.sparsifiers._table import Table, row
+from gradsieve.sparsifiers._threshold import BINS, enough, next_cut
+from helpers import Group, gradients
 
-tables = st.integers(1, 8).flatmap(
-    lambda workers: st.lists(
-        st.lists(st.integers(0, 50), min_size=BINS, max_size=BINS), min_size=workers, max_size=workers
-    )
-)
+WIDTH = 16
+rows = st.tuples(st.integers(1, 60), st.lists(st.integers(0, 50), min_size=WIDTH, max_size=WIDTH))
+
+
+def table_of(counts: torch.Tensor, start: int = 4_000) -> Table:
+    return Table(torch.cat([torch.tensor([start]), counts]).to(torch.int32)[None])
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows=tables, k=st.integers(1, 5_000))
-def test_shares_add_up_to_k(rows: list[list[int]], k: int) -> None:
-    table = torch.tensor(rows)
-    bin = threshold_bin(table, k)
-    counts = shares(table, bin, k)
-    assert sum(counts) == min(k, int(table.sum()))
-    for row, count in zip(table, counts, strict=True):
-        assert int(row[bin + 1 :].sum()) <= count <= int(row[bin:].sum())
+@given(messages=st.lists(rows, min_size=1, max_size=8), count=st.integers(1, 5_000))
+def test_shares_add_up(messages: list[tuple[int, list[int]]], count: int) -> None:
+    table = Table(torch.tensor([[start, *counts] for start, counts in messages], dtype=torch.int32))
+    bin = table.bin_with(count)
+    shares = table.shares(bin, count)
+    assert sum(shares) == min(count, table.total)
+    assert table.above(bin) >= min(count, table.total)
+    assert table.above(bin + 1) < count
+    for (start, counts), share in zip(messages, shares, strict=True):
+        first = max(table.first + bin - start, 0)
+        behind = max(table.first + bin + 1 - start, 0)
+        assert sum(counts[behind:]) <= share <= sum(counts[first:])
 
 
-def test_edges_are_floats_that_grow_by_little() -> None:
-    for cut in (1e-30, 0.5, 1.0, 3.7, 1e30):
-        cut = float(torch.tensor(cut))
-        edges = [fine_edge(cut, bin) for bin in range(BINS)]
-        assert edges[0] == cut
-        ratios = [b / a for a, b in itertools.pairwise(edges)]
-        assert min(ratios) > 1.007
-        assert max(ratios) < 1.016
+def test_a_row_tells_how_many_an_edge_lets_through() -> None:
+    x = torch.randn(50_000, generator=torch.Generator().manual_seed(0))
+    start = ops.bin_of(0.7)
+    table = Table(row(ops.log_histogram(x), start, BINS)[None])
+    for bin in (0, 1, 50, BINS - 1):
+        assert table.above(bin) == int((x.abs() >= table.edge(bin)).sum())
+    short = Table(row(ops.log_histogram(x), start, 8)[None])
+    assert short.total == table.total  # the last bin has no upper end
 
 
 def test_next_cut_keeps_candidates_within_bounds() -> None:
     step = Step(index=0, n=1_000_000, k=100, rank=0, world_size=1)
-    table = torch.full((1, BINS), 50)
-    edge = partial(fine_edge, 1.0)
-    assert next_cut(table, edge, 1e-6, step) == edge(BINS - 16)  # far too low: at most 8 k candidates
-    assert next_cut(table, edge, 100.0, step) == edge(BINS - 4)  # far too high: at least 2 k
-    scarce = torch.zeros(1, BINS, dtype=torch.int64)
-    scarce[0, -1] = 150
-    assert next_cut(scarce, edge, 0.5, step) == 0.5  # below the old cut nothing is known
-    assert next_cut(scarce, edge, 0.0, step) > 0  # zeros never are candidates
-
-
-def test_fine_histogram_tells_how_many_an_edge_lets_through() -> None:
-    x = torch.randn(50_000, generator=torch.Generator().manual_seed(0)).abs()
-    cut = float(torch.tensor(0.7))
-    counts = fine_histogram(x[x >= cut], cut)
-    for bin in (0, 1, 50, BINS - 1):
-        assert int(counts[bin:].sum()) == int((x >= fine_edge(cut, bin)).sum())
+    table = table_of(torch.full((BINS,), 50))
+    assert next_cut(table, 1e-30, step) == table.edge(BINS - 16)  # far too low: at most 8 k candidates
+    assert next_cut(table, 1e30, step) == table.edge(BINS - 4)  # far too high: at least 2 k
+    scarce = torch.zeros(BINS, dtype=torch.int64)
+    scarce[-1] = 150
+    assert next_cut(table_of(scarce), 0.125, step) == 0.125  # below the old cut nothing is known
+    assert next_cut(table_of(scarce), 0.0, step) > 0  # zeros never are candidates
 
 
 def test_enough_is_more_than_k() -> None:
     assert enough(1) == 6
     assert enough(10_000) == 20_000
+
+
+@pytest.mark.parametrize("factor", [1e-6, 0.01, 100.0, 1e6])
+@pytest.mark.parametrize("world_size", [1, 4, 16])
+def test_any_jump_of_scale(world_size: int, factor: float) -> None:
+    """Residuals are scaled too, so that nothing of the old size is left to fill the gap."""
+    group = Group("exdyna", 0.01, world_size)
+    for step in range(30):
+        scale = factor if step >= 20 else 1.0
+        if step == 20:
+            for reducer in group.reducers:
+                reducer.residual.mul_(factor)
+        group.step([grad * scale for grad in gradients("normal", 20_000, world_size, step)])
+        assert group.reports[0].union == 200, f"step {step}"
+        assert group.reports[0].collectives == (5 if step == 0 else 3)
+
+
+@pytest.mark.parametrize("name", ["exdyna", "micro"])
+def test_one_step_at_most_falls_short_where_scale_drops_and_layers_die(name: str) -> None:
+    """Three quarters hold nothing at all: the others' shares do not make up for them, until they look further."""
+    short, n = 0, 20_000
+    group = Group(name, 0.01, 4)
+    for step in range(40):
+        grads = gradients("normal", n, 4, step)
+        if step == 20:
+            for reducer in group.reducers:
+                reducer.residual[n // 4 :] = 0
+                reducer.residual.mul_(1e-3)
+        for grad in grads if step >= 20 else []:
+            grad[n // 4 :] = 0
+            grad *= 1e-3
+        group.step(grads)
+        assert group.reports[0].collectives == (5 if step == 0 else 3)
+        assert group.reports[0].union <= 200
+        short += group.reports[0].union < 190
+    assert short <= 1

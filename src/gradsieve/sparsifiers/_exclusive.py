@@ -11,6 +11,7 @@ from gradsieve._check import one_of
 from gradsieve.collectives import Program
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers._release import ReleasedThreshold
+from gradsieve.sparsifiers._spending import Steady
 from gradsieve.sparsifiers._threshold import MeasuredThreshold
 from gradsieve.sparsifiers.base import Sparsifier, Window
 
@@ -30,7 +31,7 @@ class Exclusive(Sparsifier):
         one_of("compat", self.compat, (None, "release"))
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self._threshold = ReleasedThreshold(step.k) if self.compat else MeasuredThreshold()
+        self._threshold = ReleasedThreshold(step.k) if self.compat else MeasuredThreshold(Steady())
 
     @property
     def threshold_state(self) -> list[float | None]:
