@@ -27,7 +27,7 @@ from torch import Tensor
 from gradsieve._check import BadInput
 from gradsieve.collectives import AllGather, Program
 
-FORMAT, VERSION = "gradsieve checkpoint", 2  # since 2, residuals begin with the last parameter
+FORMAT, VERSION = "gradsieve checkpoint", 3  # 2: residuals begin with the last parameter; 3: budgets
 _CHUNK = 1 << 22
 
 

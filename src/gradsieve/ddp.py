@@ -22,6 +22,7 @@ from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import check_replicas
 from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
+from gradsieve.sparsifiers._exclusive import Exclusive
 from gradsieve.steps import StepReport
 from gradsieve.worlds import Meter, ProcessGroupWorld
 
@@ -120,6 +121,12 @@ class Sieve:
         schedule = as_schedule(density, dense_steps)
         schedule(self.reducer.step)
         self._schedule = schedule
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """The run will be longer or shorter than said before, for spend="budget"; every rank must call it."""
+        if not isinstance(self.reducer.sparsifier, Exclusive):
+            raise TypeError(f"set_total_steps needs exdyna or micro, got {self.reducer.sparsifier}")
+        self.reducer.sparsifier.set_total_steps(total_steps)
 
     def check_replicas(self) -> None:
         """Compare all workers' parameters; every worker must call it. Raises `ReplicasDiffer`."""

@@ -18,7 +18,7 @@ from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
 from gradsieve.sparsifiers.dense import Dense
 from gradsieve.steps import Clock, StepReport
 
-STATE_VERSION = 2  # as that of checkpoints
+STATE_VERSION = 3  # as that of checkpoints
 VALUES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # types in which values may travel
 _FLOAT32 = 4
 
@@ -225,7 +225,7 @@ class SparseReducer:
         return {
             "version": STATE_VERSION,
             "sparsifier": _name_of(self.sparsifier),
-            "options": self.sparsifier.options(),
+            "options": self.sparsifier.lasting_options(),
             "density": self.density,
             "rank": self.rank,
             "world_size": self.world_size,

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import ops
-from gradsieve.exchange import Step
 from gradsieve.sparsifiers._table import Table, row
 from gradsieve.sparsifiers._threshold import BINS, enough, next_cut
 from helpers import Group, gradients
@@ -45,14 +44,13 @@ def test_a_row_tells_how_many_an_edge_lets_through() -> None:
 
 
 def test_next_cut_keeps_candidates_within_bounds() -> None:
-    step = Step(index=0, n=1_000_000, k=100, rank=0, world_size=1)
     table = table_of(torch.full((BINS,), 50))
-    assert next_cut(table, 1e-30, step) == table.edge(BINS - 16)  # far too low: at most 8 k candidates
-    assert next_cut(table, 1e30, step) == table.edge(BINS - 4)  # far too high: at least 2 k
+    assert next_cut(table, 1e-30, 100, 1_000_000) == table.edge(BINS - 16)  # far too low: at most 8 k candidates
+    assert next_cut(table, 1e30, 100, 1_000_000) == table.edge(BINS - 4)  # far too high: at least 2 k
     scarce = torch.zeros(BINS, dtype=torch.int64)
     scarce[-1] = 150
-    assert next_cut(table_of(scarce), 0.125, step) == 0.125  # below the old cut nothing is known
-    assert next_cut(table_of(scarce), 0.0, step) > 0  # zeros never are candidates
+    assert next_cut(table_of(scarce), 0.125, 100, 1_000_000) == 0.125  # below the old cut nothing is known
+    assert next_cut(table_of(scarce), 0.0, 100, 1_000_000) > 0  # zeros never are candidates
 
 
 def test_enough_is_more_than_k() -> None:

@@ -52,8 +52,13 @@ def parse_method(text: str, density: float) -> Method:
         options = {**PEERS[name], **options}
         return Method(name, 1.0, options, label)
     values = one_of("values", options.pop("values", "fp32"), ("fp32",) if name == DENSE else VALUES)
-    make_sparsifier(name, **options)
+    make_sparsifier(name, **with_steps(options, 1))
     return Method(name, 1.0 if name == DENSE else density, options, label, values)
+
+
+def with_steps(options: dict[str, Any], steps: int) -> dict[str, Any]:
+    """A budget is for the run, unless it says otherwise."""
+    return {"total_steps": steps, **options} if options.get("spend") == "budget" else options
 
 
 def parse_methods(text: str, density: float) -> list[Method]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
-from gradsieve.experiments.methods import PEERS, Method
+from gradsieve.experiments.methods import PEERS, Method, with_steps
 from gradsieve.lab.rates import DEFAULT_RATE, Link, parse_links
 from gradsieve.tasks import TASKS, Task, make_task
 from gradsieve.tasks.base import Recipe
@@ -109,6 +109,7 @@ class Settings:
         chosen = {name: getattr(self, name) for name in ("momentum", "weight_decay", "warm_up")}
         return replace(
             self,
+            options=with_steps(self.options, steps),
             dataset=task.dataset,
             model=task.model,
             batch=batch,

@@ -7,11 +7,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradsieve import exchange
-from gradsieve._check import one_of
+from gradsieve._check import at_least, number, one_of
 from gradsieve.collectives import Program
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers._release import ReleasedThreshold
-from gradsieve.sparsifiers._spending import Steady
+from gradsieve.sparsifiers._spending import KNOWN, Budget, Spending, Steady
 from gradsieve.sparsifiers._threshold import MeasuredThreshold
 from gradsieve.sparsifiers.base import Sparsifier, Window
 
@@ -21,17 +21,52 @@ class Exclusive(Sparsifier):
     """Worker r owns partition `(t + r) mod P` at step t and selects `|acc_r| >= threshold` inside it only.
 
     compat: None, or "release" for the authors' released rules and constants.
+    spend: "steady" sends what the density asks for in every step; "budget" sends as much in the mean over
+        `total_steps`, and more while gradients are large.
+    total_steps: how long the run will be, for spend="budget"; see `set_total_steps`.
+    ceiling: no step sends more than so many times the mean, for spend="budget".
     """
 
     compat: str | None = None
+    spend: str = "steady"
+    total_steps: int | None = None
+    ceiling: float = 20.0
     EXCLUSIVE: ClassVar[bool] = True
-    SHARED: ClassVar[tuple[str, ...]] = ("threshold_state",)
+    SHARED: ClassVar[tuple[str, ...]] = ("threshold_state", "spending_state")
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("total_steps",)
 
     def __post_init__(self) -> None:
         one_of("compat", self.compat, (None, "release"))
+        one_of("spend", self.spend, KNOWN)
+        if self.compat and self.spend != "steady":
+            raise ValueError(f'spend must be "steady" with compat="release", got {self.spend!r}')
+        if (self.total_steps is None) != (self.spend == "steady"):
+            raise ValueError(f'total_steps must be given with spend="budget" and only then, got {self.total_steps}')
+        if self.total_steps is not None:
+            at_least("total_steps", self.total_steps, 1)
+        if number("ceiling", self.ceiling) < 1:
+            raise ValueError(f"ceiling must be at least 1, got {self.ceiling}")
+        self._spending: Spending = Budget(self.total_steps, self.ceiling) if self.total_steps else Steady()
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self._threshold = ReleasedThreshold(step.k) if self.compat else MeasuredThreshold(Steady())
+        self._threshold = ReleasedThreshold(step.k) if self.compat else MeasuredThreshold(self._spending)
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """The run will be longer or shorter than said before. All workers must call it before the same step."""
+        if self.spend != "budget":
+            raise ValueError(f'set_total_steps needs spend="budget", got {self.spend!r}')
+        self.total_steps = at_least("total_steps", total_steps, 1)
+        self._spending.state[2] = total_steps
+
+    @property
+    def spending_state(self) -> list[float | None]:
+        return self._spending.state
+
+    @spending_state.setter
+    def spending_state(self, state: list[float | None]) -> None:
+        self._spending.state = state
+        if state:
+            self.total_steps = int(state[2] or 0)
 
     @property
     def threshold_state(self) -> list[float | None]:
@@ -56,7 +91,7 @@ class Exclusive(Sparsifier):
         return exchange.disjoint(acc, picked, pulse, step, self._threshold.counts, spans)
 
     def observe(self, sent: Exchanged, step: Step) -> None:
-        self._threshold.observe(sum(sent.counts), step.k)
+        self._threshold.observe(sum(sent.counts), step)
 
     def rescale(self, factor: float) -> None:
         self._threshold.rescale(factor)

@@ -99,8 +99,8 @@ class ReleasedThreshold:
         start, stop = span
         return hits if len(hits) else hits.new_tensor([start + step.index % (stop - start)])
 
-    def observe(self, selected: int, k: int) -> None:
-        ratio = selected / k
+    def observe(self, selected: int, step: Step) -> None:
+        ratio = selected / step.k
         self.state = [self.level * (FASTER if ratio > ABOVE else DRIFT if ratio > BELOW else SLOWER)]
 
     def rescale(self, factor: float) -> None:

@@ -1,19 +1,129 @@
-"""How many elements to send in a step."""
+"""How many elements to send in a step: the same in each, or more where they matter more, within a budget."""
 
+import math
 from typing import Protocol
 
 from gradsieve.exchange import Step
 from gradsieve.sparsifiers._table import Table
 
+KNOWN = ("steady", "budget")
+
+WARM_UP = 8  # first steps, in which no level is known
+HEAD_START = 1.5  # the first level, as a multiple of the last of these steps: residuals still grow
+EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
+EARLY_RISE = 1.0  # by how much its logarithm may rise in that part
+LATE_RISE, FALL = 0.3, 0.1  # and in any later step; and by how much it may fall in a step
+RESERVE = 0.75  # of the mean: so much is kept for every step to come
+LEAST = 0.1  # of the mean: so much is sent in any step
+ENDGAME = 0.125  # the part of the run in which the limits close in on the mean, so that the budget is met
+
 
 class Spending(Protocol):
     """Decides how many elements are sent, knowing how many lie above each level."""
 
-    def count(self, table: Table, step: Step) -> int: ...
+    state: list[float | None]
+
+    def count(self, table: Table, step: Step) -> int:
+        """How many to send in this step."""
+
+    def wanted(self, step: Step) -> int:
+        """How many may be asked for in this step, unless magnitudes rise."""
+
+    @property
+    def level(self) -> float:
+        """A threshold that must be seen in the next step; infinite where there is none."""
+
+    def observe(self, selected: int, step: Step) -> None:
+        """So many were sent."""
+
+    def rescale(self, factor: float) -> None:
+        """Gradients and residuals were multiplied by `factor`."""
 
 
 class Steady:
     """As many in every step as the density asks for."""
 
+    level = math.inf
+
+    def __init__(self) -> None:
+        self.state: list[float | None] = []
+
     def count(self, table: Table, step: Step) -> int:
         return step.k
+
+    def wanted(self, step: Step) -> int:
+        return step.k
+
+    def observe(self, selected: int, step: Step) -> None:
+        pass
+
+    def rescale(self, factor: float) -> None:
+        pass
+
+
+class Budget:
+    """`density * n` elements a step in the mean over the run, sent where the threshold, which moves slowly, lets
+    them pass.
+
+    Everything follows from the *mean*, what is left of the budget for each step that is left. The level moves
+    towards the threshold that would send just the mean now. It may fall fast: what is sent in the end anyway is best
+    sent at once. In the first tenth of the run it rises slowly, so that the surge of gradients with which most
+    trainings begin is sent as it comes instead of lying in residuals for hundreds of steps.
+
+    The state is [level, owed, total steps]: owed is how many elements fewer than k a step were sent so far.
+    """
+
+    def __init__(self, total_steps: int, ceiling: float) -> None:
+        self.ceiling = ceiling
+        self.state: list[float | None] = [None, 0, total_steps]
+        self._next: float | None = None
+
+    @property
+    def level(self) -> float:
+        level = self.state[0]
+        return math.inf if level is None else level * math.exp(-FALL)
+
+    def mean(self, step: Step) -> float:
+        left = self._left(step)
+        return max(0.0, (left * step.k + self._owed) / left)
+
+    def wanted(self, step: Step) -> int:
+        return max(1, math.ceil(self.mean(step)))
+
+    def count(self, table: Table, step: Step) -> int:
+        mean, level = self.mean(step), self.state[0]
+        if level is None or step.index < WARM_UP:
+            self._next = HEAD_START * table.edge(table.bin_with(step.k)) or None
+            return min(step.k, self._most(step))
+        now = table.edge(table.bin_with(max(1, round(mean))))
+        early = EARLY * self._total
+        rise = EARLY_RISE / early if step.index < early else LATE_RISE
+        self._next = min(max(now, level * math.exp(-FALL)), level * math.exp(rise))
+        passing = mean if self._next == now else table.above(table.bin_of(self._next))
+        free = min(1.0, self._left(step) / (ENDGAME * self._total))
+        least = mean * (1 - free * (1 - LEAST))
+        most = max(mean, min(self._most(step), mean * (1 + free * (self.ceiling - 1))))
+        return min(round(min(max(passing, least), most)), math.floor(self.ceiling * step.k), step.n)
+
+    def observe(self, selected: int, step: Step) -> None:
+        self.state = [self._next, self._owed + step.k - selected, self._total]
+
+    def rescale(self, factor: float) -> None:
+        level, *rest = self.state
+        self.state = [None if level is None else level * factor, *rest]
+
+    def _most(self, step: Step) -> int:
+        """What leaves the reserve for all later steps."""
+        return math.floor(self._owed + step.k + (1 - RESERVE) * (self._left(step) - 1) * step.k)
+
+    def _left(self, step: Step) -> int:
+        """Steps to go, this one included; past the end of the run, one."""
+        return max(self._total - step.index, 1)
+
+    @property
+    def _owed(self) -> int:
+        return int(self.state[1] or 0)
+
+    @property
+    def _total(self) -> int:
+        return int(self.state[2] or 0)

@@ -26,7 +26,7 @@ class Table:
 
     def __init__(self, rows: Tensor) -> None:
         starts, seen = rows[:, 0].tolist(), rows[:, 1:].long()
-        self.first = min(starts)
+        self.first: int = min(starts)
         width = max(starts) - self.first + seen.shape[1]
         self.counts = torch.zeros(len(starts), width, dtype=torch.int64)
         for i, start in enumerate(starts):
@@ -44,6 +44,10 @@ class Table:
     def edge(self, bin: int) -> float:
         """The smallest magnitude of a bin."""
         return ops.bin_edge(self.first + bin) if bin < len(self._above) else math.inf
+
+    def bin_of(self, magnitude: float) -> int:
+        """The bin that a magnitude falls into; below 0 if that is lower than all bins."""
+        return ops.bin_of(magnitude) - self.first
 
     def bin_with(self, count: int) -> int:
         """The highest bin with so many elements in it and above it; the lowest if there are fewer in all."""

@@ -56,10 +56,10 @@ class MeasuredThreshold:
 
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the largest magnitudes, each judged by the worker whose span it lies in."""
-        cut, lowest = self.state[0], None
-        if cut is None or len(hits) * step.world_size < step.k:
+        cut, lowest, wanted = self.state[0], None, self.spending.wanted(step)
+        if cut is None or len(hits) * step.world_size < wanted:
             seen = ops.log_histogram(acc, *span)
-            lowest = _level(seen, math.ceil(2 * enough(step.k) / step.world_size))
+            lowest = _level(seen, math.ceil(2 * enough(wanted) / step.world_size))
             lowest = max(lowest - WIDE // 2, 1) if cut is None else lowest
             message = row(seen, lowest, WIDE if cut is None else BINS)
         else:
@@ -73,10 +73,14 @@ class MeasuredThreshold:
             hits = ops.select_above(acc, max(table.edge(bin), ops.bin_edge(lowest)), *span)
         return hits[_chosen(acc[hits].abs(), table.edge(bin), table.edge(bin + 1), self.counts[step.rank])]
 
-    def observe(self, selected: int, k: int) -> None:
+    def observe(self, selected: int, step: Step) -> None:
         self.state = self._next
+        self.spending.observe(selected, step)
+        if self.state[0] is not None:
+            self.state = [min(self.state[0], _at_edge(self.spending.level)), *self.state[1:]]
 
     def rescale(self, factor: float) -> None:
+        self.spending.rescale(factor)
         cut, threshold, *rest = self.state
         scaled = None if cut is None else _at_edge(cut * factor)
         self.state = [scaled, None if threshold is None else threshold * factor, *rest]
@@ -91,9 +95,12 @@ class MeasuredThreshold:
         if warm_up:
             return [None, threshold, change, warm_up - 1]
         swing = max(change, FORGET * (swing or 0.0))
-        if cut is not None and table.total < step.k:  # some have nothing, and the others did not look far enough
+        if cut is not None and table.total < self.spending.wanted(
+            step
+        ):  # some have nothing, and the others did not look far enough
             return [None, threshold, swing, 1]
-        return [next_cut(table, threshold * math.exp(-CAUTION * swing), step), threshold, swing, 0]
+        wanted = threshold * math.exp(-CAUTION * swing)
+        return [next_cut(table, wanted, self.spending.wanted(step), step.n), threshold, swing, 0]
 
 
 def _level(seen: Tensor, count: int) -> int:
@@ -118,13 +125,13 @@ def enough(k: int) -> int:
     return math.ceil(max(FEWEST * k, k + 5 * math.sqrt(k)))
 
 
-def next_cut(table: Table, wanted: float, step: Step) -> float:
+def next_cut(table: Table, wanted: float, k: int, n: int) -> float:
     """A cut near `wanted`, moved so that neither too few nor too many candidates pass it.
 
     Below the lowest bin nothing was counted: there `wanted` stands.
     """
-    fewest = enough(step.k)
-    most = max(fewest, min(MOST * step.k, step.n // LARGEST_SHARE))
+    fewest = enough(k)
+    most = max(fewest, min(MOST * k, n // LARGEST_SHARE))
     new = min(wanted, table.edge(table.bin_with(fewest)))
     if table.total >= most:
         new = max(new, table.edge(table.bin_with(most)))
@@ -133,4 +140,4 @@ def next_cut(table: Table, wanted: float, step: Step) -> float:
 
 def _at_edge(magnitude: float) -> float:
     """The next lower edge of a bin, but never so low that zero passes."""
-    return ops.bin_edge(max(ops.bin_of(magnitude), 1))
+    return ops.bin_edge(max(ops.bin_of(magnitude), 1)) if magnitude < math.inf else math.inf

@@ -43,6 +43,7 @@ class Sparsifier:
 
     SHARED: ClassVar[tuple[str, ...]] = ()
     LOCAL: ClassVar[tuple[str, ...]] = ()
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ()  # options that may differ between a saved state and who loads it
     EXCLUSIVE: ClassVar[bool] = False  # picks of different workers never overlap
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
@@ -82,6 +83,10 @@ class Sparsifier:
     def options(self) -> dict[str, Any]:
         """The constructor's arguments, by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def lasting_options(self) -> dict[str, Any]:
+        """Those that a state belongs to."""
+        return {name: value for name, value in self.options().items() if name not in self.CHANGEABLE}
 
     def state_dict(self) -> dict[str, Any]:
         """All state, as plain numbers, lists and tensors."""

@@ -25,7 +25,7 @@ class ExDyna(Exclusive):
     """
 
     blocks: int = 1024
-    SHARED: ClassVar[tuple[str, ...]] = ("threshold_state", "bounds", "load")
+    SHARED: ClassVar[tuple[str, ...]] = (*Exclusive.SHARED, "bounds", "load")
 
     def __post_init__(self) -> None:
         super().__post_init__()

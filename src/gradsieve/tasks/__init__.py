@@ -5,6 +5,7 @@ from typing import Any
 from gradsieve._check import one_of
 from gradsieve.tasks.base import Batch, Data, DataError, Metric, Recipe, Task
 from gradsieve.tasks.bert import BERT
+from gradsieve.tasks.cnn import CNN
 from gradsieve.tasks.logreg import LogReg
 from gradsieve.tasks.lstm import LSTM
 from gradsieve.tasks.mlp import MLP
@@ -16,6 +17,7 @@ from gradsieve.tasks.vgg import VGG
 TASKS: dict[str, type[Task]] = {
     "logreg": LogReg,
     "mlp": MLP,
+    "cnn": CNN,
     "resnet": ResNet,
     "vgg": VGG,
     "lstm": LSTM,
