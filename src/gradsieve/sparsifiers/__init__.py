@@ -11,6 +11,7 @@ from gradsieve.sparsifiers.dense import Dense
 from gradsieve.sparsifiers.exdyna import ExDyna
 from gradsieve.sparsifiers.hard_threshold import HardThreshold
 from gradsieve.sparsifiers.micro import MiCRO
+from gradsieve.sparsifiers.oracle import Oracle
 from gradsieve.sparsifiers.randomk import RandomK
 from gradsieve.sparsifiers.sidco import SIDCo
 from gradsieve.sparsifiers.topk import TopK
@@ -25,6 +26,7 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "micro": MiCRO,
     "deft": DEFT,
     "exdyna": ExDyna,
+    "oracle": Oracle,
 }
 
 

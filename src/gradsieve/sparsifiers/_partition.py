@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 MEMORY = 3  # a block's load keeps 7/8 of what it was: 1 - 2**-MEMORY
+SHORT_MEMORY, SURPRISE = 1, 1.3  # and only half while the work is so unbalanced that it must have moved
 UNIT = 1 << 16  # the load of one selected element, fine enough for the memory's divisions
 TOLERANCE = 1.05  # predicted imbalance below which the bounds stay as they are
 BLOCKS_A_WORKER = 4  # at least, whatever number of blocks was asked for
@@ -42,10 +43,11 @@ def even_bounds(blocks: int, world_size: int) -> list[int]:
     return [i * blocks // world_size for i in range(world_size + 1)]
 
 
-def learn(load: Tensor, counts: Tensor) -> Tensor:
+def learn(load: Tensor, counts: Tensor, imbalance: float = 1.0) -> Tensor:
     """The load of every block after a step in which `counts` elements of it were selected."""
     seen = counts * UNIT
-    return seen if not load.any() else load + ((seen - load) >> MEMORY)
+    memory = MEMORY if imbalance <= SURPRISE else SHORT_MEMORY
+    return seen if not load.any() else load + ((seen - load) >> memory)
 
 
 def rebalance(load: Tensor, bounds: list[int]) -> list[int]:
