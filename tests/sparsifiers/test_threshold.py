@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import ops
-from gradsieve.sparsifiers._table import Table, row
+from gradsieve.sparsifiers._table import Table, narrowest, row
 from gradsieve.sparsifiers._threshold import BINS, enough, next_cut
 from helpers import Group, gradients
 
@@ -15,13 +15,19 @@ rows = st.tuples(st.integers(1, 60), st.lists(st.integers(0, 50), min_size=WIDTH
 
 
 def table_of(counts: torch.Tensor, start: int = 4_000) -> Table:
-    return Table(torch.cat([torch.tensor([start]), counts]).to(torch.int32)[None])
+    return Table(message(start, counts)[None])
+
+
+def message(start: int, counts: torch.Tensor) -> torch.Tensor:
+    everything = torch.zeros(ops.BINS, dtype=torch.int64)
+    everything[start : start + len(counts)] = counts
+    return row(everything, start, len(counts))
 
 
 @settings(max_examples=100, deadline=None)
 @given(messages=st.lists(rows, min_size=1, max_size=8), count=st.integers(1, 5_000))
 def test_shares_add_up(messages: list[tuple[int, list[int]]], count: int) -> None:
-    table = Table(torch.tensor([[start, *counts] for start, counts in messages], dtype=torch.int32))
+    table = Table(torch.stack([message(start, torch.tensor(counts)) for start, counts in messages]))
     bin = table.bin_with(count)
     shares = table.shares(bin, count)
     assert sum(shares) == min(count, table.total)
@@ -41,6 +47,15 @@ def test_a_row_tells_how_many_an_edge_lets_through() -> None:
         assert table.above(bin) == int((x.abs() >= table.edge(bin)).sum())
     short = Table(row(ops.log_histogram(x), start, 8)[None])
     assert short.total == table.total  # the last bin has no upper end
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.sampled_from([300, 3_000, 70_000]), count=st.integers(1, 40_000))
+def test_narrow_bins_still_tell_of_enough(size: int, count: int) -> None:
+    """Equal values fill one bin beyond its type: all that is asked for is still found."""
+    kind = narrowest(count)
+    table = Table(row(ops.log_histogram(torch.ones(size)), 4_000, BINS, kind)[None], kind)
+    assert min(table.total, count) == min(size, count)
 
 
 def test_next_cut_keeps_candidates_within_bounds() -> None:

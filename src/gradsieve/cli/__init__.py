@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gradsieve.cli import bench, lab, runs
+from gradsieve.cli import bench, lab, reproduce, runs
 from gradsieve.cli.common import AsJson, console, print_json
 from gradsieve.conditions import conditions
 
@@ -26,6 +26,7 @@ app.command()(runs.simulate)
 app.command()(runs.report)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def main() -> None:

@@ -29,6 +29,9 @@ class Spending(Protocol):
     def wanted(self, step: Step) -> int:
         """How many may be asked for in this step, unless magnitudes rise."""
 
+    def most(self, step: Step) -> int:
+        """How many may be asked for in this step, whatever happens."""
+
     @property
     def level(self) -> float:
         """A threshold that must be seen in the next step; infinite where there is none."""
@@ -52,6 +55,9 @@ class Steady:
         return step.k
 
     def wanted(self, step: Step) -> int:
+        return step.k
+
+    def most(self, step: Step) -> int:
         return step.k
 
     def observe(self, selected: int, step: Step) -> None:
@@ -94,7 +100,7 @@ class Budget:
         mean, level = self.mean(step), self.state[0]
         if level is None or step.index < WARM_UP:
             self._next = HEAD_START * table.edge(table.bin_with(step.k)) or None
-            return min(step.k, self._most(step))
+            return min(step.k, self._affordable(step))
         now = table.edge(table.bin_with(max(1, round(mean))))
         early = EARLY * self._total
         fall, rise = (0.0, EARLY_RISE / early) if step.index < early else (FALL, LATE_RISE)
@@ -102,8 +108,11 @@ class Budget:
         passing = mean if self._next == now else table.above(table.bin_of(self._next))
         free = min(1.0, self._left(step) / (ENDGAME * self._total))
         least = mean * (1 - free * (1 - LEAST))
-        most = max(mean, min(self._most(step), mean * (1 + free * (self.ceiling - 1))))
-        return min(round(min(max(passing, least), most)), math.floor(self.ceiling * step.k), step.n)
+        most = max(mean, min(self._affordable(step), mean * (1 + free * (self.ceiling - 1))))
+        return min(round(min(max(passing, least), most)), self.most(step))
+
+    def most(self, step: Step) -> int:
+        return min(math.floor(self.ceiling * step.k), step.n)
 
     def observe(self, selected: int, step: Step) -> None:
         self.state = [self._next, self._owed + step.k - selected, self._total]
@@ -112,7 +121,7 @@ class Budget:
         level, *rest = self.state
         self.state = [None if level is None else level * factor, *rest]
 
-    def _most(self, step: Step) -> int:
+    def _affordable(self, step: Step) -> int:
         """What leaves the reserve for all later steps."""
         return math.floor(self._owed + step.k + (1 - RESERVE) * (self._left(step) - 1) * step.k)
 

@@ -7,26 +7,39 @@ from torch import Tensor
 
 from gradsieve import ops
 
+_MOST = {dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int16, torch.int32)}
 
-def row(counts: Tensor, start: int, width: int) -> Tensor:
+
+def narrowest(count: int) -> torch.dtype:
+    """The type for bins of which nobody needs to know more than that `count` elements are in them."""
+    return (
+        torch.uint8 if count <= _MOST[torch.uint8] else torch.int16 if count <= _MOST[torch.int16] else torch.int32
+    )
+
+
+def row(counts: Tensor, start: int, width: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """A worker's message: where its histogram begins, and `width` of the bins of `ops.log_histogram` from there.
 
-    The last of them has no upper end. What lies below the first is left out.
+    The last of them has no upper end. What lies below the first is left out, and what a bin holds beyond its type.
     """
-    seen = torch.zeros(1 + width, dtype=torch.int32)
-    seen[0] = start
+    seen = torch.zeros(width, dtype=torch.int64)
     part = counts[start : start + width].cpu()
-    seen[1 : 1 + len(part)] = part
+    seen[: len(part)] = part
     seen[-1] += int(counts[start + width :].sum())
-    return seen
+    head = torch.tensor([start], dtype=torch.int16).view(torch.uint8)
+    return torch.cat([head, seen.clamp_(max=_MOST[dtype]).to(dtype).view(torch.uint8)])
 
 
 class Table:
     """One row a worker; bin j holds the magnitudes from `edge(j)` to below `edge(j + 1)`."""
 
-    def __init__(self, rows: Tensor) -> None:
-        starts, seen = rows[:, 0].tolist(), rows[:, 1:].long()
-        self.first: int = min(starts)
+    def __init__(self, rows: Tensor, dtype: torch.dtype = torch.int32) -> None:
+        rows = rows.cpu()
+        starts: list[int] = (
+            rows[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int16).flatten().tolist()
+        )
+        seen = rows[:, 2:].clone(memory_format=torch.contiguous_format).view(dtype).long()
+        self.first = min(starts)
         width = max(starts) - self.first + seen.shape[1]
         self.counts = torch.zeros(len(starts), width, dtype=torch.int64)
         for i, start in enumerate(starts):

@@ -18,7 +18,7 @@ from gradsieve import ops
 from gradsieve.collectives import AllGather, Program
 from gradsieve.exchange import Step
 from gradsieve.sparsifiers._spending import Spending
-from gradsieve.sparsifiers._table import Table, row
+from gradsieve.sparsifiers._table import Table, narrowest, row
 from gradsieve.sparsifiers.base import largest
 
 BINS = 128  # of a histogram, from the cut upwards: four octaves
@@ -57,14 +57,16 @@ class MeasuredThreshold:
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the largest magnitudes, each judged by the worker whose span it lies in."""
         cut, lowest, wanted = self.state[0], None, self.spending.wanted(step)
+        kind = narrowest(self.spending.most(step))
         if cut is None or len(hits) * step.world_size < wanted:
             seen = ops.log_histogram(acc, *span)
             lowest = _level(seen, math.ceil(2 * enough(wanted) / step.world_size))
             lowest = max(lowest - WIDE // 2, 1) if cut is None else lowest
-            message = row(seen, lowest, WIDE if cut is None else BINS)
+            message = row(seen, lowest, WIDE if cut is None else BINS, kind)
         else:
-            message = row(ops.log_histogram(acc[hits]), ops.bin_of(cut), BINS)
-        table = Table(torch.cat((yield AllGather("histogram", message[None], [1] * step.world_size))))
+            message = row(ops.log_histogram(acc[hits]), ops.bin_of(cut), BINS, kind)
+        rows = yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size)
+        table = Table(torch.cat(rows), kind)
         count = self.spending.count(table, step)
         bin = table.bin_with(count)
         self.counts = table.shares(bin, count)

@@ -1,4 +1,4 @@
-"""The oracle: the k largest magnitudes of the sum over all workers. To compare with: it costs a dense all-reduce."""
+"""The oracle: the k largest magnitudes of the sum over all workers. To compare with: it is not cheap."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,7 @@ from gradsieve.sparsifiers.base import Sparsifier, largest
 
 @dataclass(eq=False)
 class Oracle(Sparsifier):
-    """What a selection that knew everybody's accumulator would send: no method that sends as little can do better
-    in one step."""
+    """What a selection that knew everybody's accumulator would send. Knowing it costs a dense all-reduce."""
 
     def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
         total = yield AllReduce("oracle", acc.clone())

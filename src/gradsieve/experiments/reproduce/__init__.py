@@ -1,0 +1,1 @@
+"""Experiments that end in a verdict, one a module."""
