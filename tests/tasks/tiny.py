@@ -11,6 +11,7 @@ from gradsieve.tasks import TASKS, Data, Task, make_task
 TINY: dict[str, dict[str, Any]] = {
     "logreg": {"width": 0.01, "limit": 200},
     "mlp": {"limit": 500},
+    "cnn": {"limit": 500},
     "resnet": {"width": 0.5, "limit": 500},
     "vgg": {"width": 0.125, "limit": 500},
     "lstm": {"width": 0.25, "limit": 500},

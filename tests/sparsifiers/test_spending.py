@@ -1,0 +1,149 @@
+"""Budgets: what is sent over a run is what was asked for, whatever gradients do; and no step is out of bounds."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradsieve import make_sparsifier
+from gradsieve.sparsifiers.exdyna import ExDyna
+from helpers import Group, assert_same, gradients
+
+N, DENSITY, K = 2_000, 0.01, 20
+
+
+def budget(total_steps: int, world_size: int = 2, **options: float) -> Group:
+    return Group("exdyna", DENSITY, world_size, spend="budget", total_steps=total_steps, **options)
+
+
+def curve(step: int, total: int, exponent: float, jump: float) -> float:
+    """Gradients that grow or shrink over the run, and jump in the middle of it."""
+    return ((step + 1) / total) ** exponent * (jump if step > total // 2 else 1.0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    total=st.integers(200, 260),
+    exponent=st.floats(-2, 2),
+    jump=st.sampled_from([0.01, 0.1, 1.0, 10.0, 100.0]),
+    world_size=st.sampled_from([1, 2, 3]),
+)
+def test_the_total_is_the_budget(total: int, exponent: float, jump: float, world_size: int) -> None:
+    group, sent = budget(total, world_size), []
+    for step in range(total):
+        grads = gradients("normal", N, world_size, step % 40)
+        group.step([grad * curve(step, total, exponent, jump) for grad in grads])
+        assert group.reports[0].collectives == (5 if step == 0 else 3)
+        sent.append(group.reports[0].union)
+    assert abs(sum(sent) / (K * total) - 1) <= 0.02
+    assert max(sent) <= 20 * K
+
+
+def test_more_is_sent_while_gradients_surge_and_nothing_is_lost() -> None:
+    group, sent = budget(300), []
+    for step in range(300):
+        scale = 5.0 if 10 <= step < 30 else 0.3
+        group.step_lawfully([grad * scale for grad in gradients("normal", N, 2, step)])
+        sent.append(group.reports[0].union)
+    assert sum(sent[10:30]) > 1.5 * 20 * K
+    assert sum(sent) == pytest.approx(300 * K, rel=0.02)
+
+
+@pytest.mark.parametrize("ceiling", [1.0, 2.0, 20.0])
+def test_no_step_is_above_the_ceiling(ceiling: float) -> None:
+    group = budget(200, ceiling=ceiling)
+    for step in range(200):
+        scale = 1000.0 if step % 50 == 10 else 1.0
+        group.step([grad * scale for grad in gradients("normal", N, 2, step)])
+        assert group.reports[0].union <= math.floor(ceiling * K)
+
+
+@pytest.mark.parametrize("later", [150, 400])
+def test_the_total_follows_a_changed_end(later: int) -> None:
+    group, sent = budget(250), 0
+    for step in range(later):
+        if step == 100:
+            for reducer in group.reducers:
+                assert isinstance(reducer.sparsifier, ExDyna)
+                reducer.sparsifier.set_total_steps(later)
+        group.step(gradients("normal", N, 2, step))
+        sent += group.reports[0].union
+    assert sent == pytest.approx(later * K, rel=0.02)
+
+
+def test_a_run_that_goes_on_past_its_end_is_steady() -> None:
+    group = budget(200)
+    for step in range(230):
+        group.step(gradients("normal", N, 2, step))
+        if step >= 201:
+            assert group.reports[0].union == K
+
+
+def test_saved_and_loaded_equals_never_stopped() -> None:
+    """Also by a reducer that was made for another length: what was loaded counts."""
+    through, first, second = budget(200), budget(200), budget(999)
+
+    def grads(step: int) -> list[Tensor]:
+        return [grad * (1 + step % 30) for grad in gradients("normal", N, 2, step)]
+
+    for step in range(60):
+        through.step(grads(step))
+        first.step(grads(step))
+    for reducer, state in zip(second.reducers, first.states(), strict=True):
+        reducer.load_state_dict(state)
+    for step in range(60, 120):
+        assert torch.equal(through.step(grads(step))[0], second.step(grads(step))[0])
+    for one, other in zip(through.states(), second.states(), strict=True):
+        assert_same(one, other)
+
+
+def test_a_step_that_is_called_off_costs_nothing() -> None:
+    group = budget(200)
+    for step in range(30):
+        group.step(gradients("normal", N, 2, step))
+    before = group.reducers[0].sparsifier.state_dict()
+    broken = gradients("normal", N, 2, 30)
+    broken[1][7] = math.nan
+    group.step(broken)
+    assert not group.reports[0].finite
+    assert_same(group.reducers[0].sparsifier.state_dict(), before)
+
+
+def test_loss_scales_do_not_matter() -> None:
+    small, large = budget(200), budget(200)
+    for step in range(60):
+        grads = gradients("normal", N, 2, step)
+        if step == 30:
+            for reducer in large.reducers:
+                reducer.rescale(4096.0)
+        factor = 1.0 if step < 30 else 4096.0
+        one, other = small.step(grads)[0], large.step([grad * factor for grad in grads])[0]
+        assert torch.equal(one * factor, other), f"step {step}"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"spend": "all"}, "spend must be one of steady, budget, got 'all'"),
+        ({"spend": "budget"}, 'total_steps must be given with spend="budget" and only then, got None'),
+        ({"total_steps": 5}, 'total_steps must be given with spend="budget" and only then, got 5'),
+        ({"spend": "budget", "total_steps": 0}, "total_steps must be at least 1, got 0"),
+        ({"spend": "budget", "total_steps": 9, "ceiling": 0.5}, "ceiling must be at least 1, got 0.5"),
+        (
+            {"spend": "budget", "total_steps": 9, "compat": "release"},
+            'spend must be "steady" with compat="release"',
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["exdyna", "micro"])
+def test_bad_input(name: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_sparsifier(name, **options)
+
+
+def test_only_budgets_have_an_end() -> None:
+    with pytest.raises(ValueError, match="set_total_steps needs spend=\"budget\", got 'steady'"):
+        ExDyna().set_total_steps(5)
