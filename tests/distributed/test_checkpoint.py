@@ -123,7 +123,7 @@ DAMAGES = {
     "cut": "rank-0.safetensors must be as it was written",
     "missing": "rank-1.json must exist, got no such file",
     "manifest": "manifest.json must be JSON",
-    "version": "must be a gradsieve checkpoint of version 2, got 99",
+    "version": "must be a gradsieve checkpoint of version 3, got 99",
     "latest": "latest.json must hold a JSON object",
     "nothing": "latest.json must be readable, got No such file or directory",
 }

@@ -52,7 +52,7 @@ def test_verdicts() -> None:
 
 def test_plan_has_every_seed_and_as_many_bytes() -> None:
     found = plan(["mlp"], quick=False)
-    assert len(found) == 3 * len(density_control.METHODS)
+    assert len(found) == len(density_control.METHODS) + 2 * 4
     densities = {label: settings.density for _, label, settings in found}
     assert densities[BF16] == pytest.approx(0.00171, rel=0.01)
     assert densities["topk"] == 0.001 / 8

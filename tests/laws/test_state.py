@@ -79,7 +79,7 @@ def test_state_before_the_first_step(sparsifier: str) -> None:
         ({"world_size": 3}, "this reducer's world_size, 4, got 3"),
         ({"rank": 1}, "this reducer's rank, 0, got 1"),
         ({"sparsifier": "other"}, "this reducer's sparsifier"),
-        ({"version": 99}, "this reducer's version, 2, got 99"),
+        ({"version": 99}, "this reducer's version, 3, got 99"),
         ({"residual": torch.zeros(2_000, dtype=torch.float64)}, "residual must be a float32 vector of 2000"),
         ({"density": 2.0}, r"density must be in \(0, 1\], got 2.0"),
         ({"step": -1}, "step must be at least 0, got -1"),

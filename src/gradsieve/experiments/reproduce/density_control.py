@@ -44,11 +44,12 @@ class Case:
     density: float
     methods: tuple[str, ...] = tuple(METHODS)
     workers: int = 8
+    repeated: tuple[str, ...] = (STEADY, BUDGET)  # with every seed; the others with the first one only
 
 
 CASES = {
     "cnn": Case("cnn", "mnist", 0.001, (STEADY, BUDGET, BF16, ORACLE, RELEASE)),
-    "mlp": Case("mlp", "mnist", 0.001),
+    "mlp": Case("mlp", "mnist", 0.001, repeated=(STEADY, BUDGET, BF16, ORACLE)),
     "mlp-16": Case("mlp", "mnist", 0.01, (STEADY, BUDGET), 16),
     "ncf": Case("ncf", "", 0.001),
     "madelon": Case("logreg", "madelon", 0.01, tuple(m for m in METHODS if m != RELEASE)),  # too small for it
@@ -96,7 +97,7 @@ def plan(only: Sequence[str], quick: bool) -> list[tuple[str, str, Settings]]:
         if quick and name in ("cnn", "lstm"):
             continue  # minutes each
         for seed in seeds:
-            for label in case.methods:
+            for label in case.methods if seed == seeds[0] else case.repeated:
                 method = parse_method(METHODS[label], _density(case, label))
                 base = Settings(
                     case.task,
