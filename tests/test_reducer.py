@@ -148,7 +148,7 @@ def test_report() -> None:
         assert set(report.seconds) == {"accumulate", "select", "write", "communicate", "measure"}
         assert all(value >= 0 for value in report.seconds.values())
         assert report.bytes_sent == group.reducers[rank].ledger.total.handed_bytes
-        # 128 bins as one byte each, this worker's packed positions, and 200 values with the pulse, as 4 rows of float32.
+        # 128 bins of a byte, this worker's packed positions, and 200 values with the pulse, as 4 rows of float32.
         packed = ops.packed_bytes(report.counts[rank], 2_500)
         assert report.bytes_sent == pytest.approx(2 + 128 + packed + 4 * 204, abs=8)  # uneven partitions
 

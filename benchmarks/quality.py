@@ -1,0 +1,145 @@
+"""What could bring exclusive selection nearer to the oracle: trials, each a way to score elements before picking.
+
+    GRADSIEVE_DATA=... python benchmarks/quality.py [--task mlp --dataset mnist] [--seeds 0,1]
+
+Each index is judged by one worker, by its own accumulator. The trials let the judge know more, all but `two judges`
+without a further byte. They look at whole vectors and are written for clarity: what helps would be built properly.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from gradsieve.collectives import AllGather, Program
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.experiments.methods import parse_method
+from gradsieve.experiments.running import Stop, run
+from gradsieve.experiments.settings import Settings
+from gradsieve.sparsifiers import SPARSIFIERS
+from gradsieve.sparsifiers._exclusive import owned
+from gradsieve.sparsifiers.base import largest
+from gradsieve.sparsifiers.exdyna import ExDyna
+
+MEMORY = 0.9  # of momentum and of histories
+BLOCK = 64  # elements whose history is kept together
+
+
+@dataclass(eq=False)
+class Trial(ExDyna):
+    """Exact exclusive selection by a score that may know more than the accumulator."""
+
+    score: str = "own"
+
+    def setup(self, step: Step, sizes: object) -> None:
+        super().setup(step, [step.n])
+        self._momentum = torch.zeros(step.n)
+        self._agreement = torch.ones(step.n // BLOCK + 1)
+        self._mine = torch.zeros(0)
+        self._sent: Tensor = torch.zeros(0, dtype=torch.int64)
+        self._others = torch.zeros(step.n)
+
+    def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
+        start, stop = self.span(owned(step, step.rank), step)
+        if self.score == "two judges":
+            rows = yield AllGather("peek", acc[None], [1] * step.world_size)
+            judged = rows[step.rank] + rows[(step.rank + 1) % step.world_size]
+            judged = judged.flatten()
+        else:
+            yield from ()
+            judged = SCORES[self.score](self, acc)
+        picked = start + largest(judged[start:stop], min(step.k, stop - start))
+        values = judged[picked].abs()
+        every = yield AllGather("scores", values, None)
+        level = torch.cat(every).topk(step.k).values[-1]
+        chosen = picked[values >= level]
+        counts = [int((part >= level).sum()) for part in every]
+        self._threshold.counts = counts
+        self._mine = acc.clone()
+        return chosen
+
+    def observe(self, sent: Exchanged, step: Step) -> None:
+        assert sent.indices is not None
+        total = sent.values * step.world_size
+        own = self._mine[sent.indices]
+        self._momentum.mul_(MEMORY).index_add_(0, sent.indices, (1 - MEMORY) * sent.values)
+        self._others.zero_()
+        self._others[sent.indices] = total - own
+        blocks = sent.indices // BLOCK
+        together = torch.zeros_like(self._agreement).index_add_(0, blocks, total.abs())
+        alone = torch.zeros_like(self._agreement).index_add_(0, blocks, own.abs())
+        seen = alone > 0
+        ratio = (together[seen] / alone[seen] / step.world_size).clamp_(0.05, 5)
+        self._agreement[seen] = MEMORY * self._agreement[seen] + (1 - MEMORY) * ratio
+
+
+def _regularised(trial: Trial, acc: Tensor) -> Tensor:
+    """RegTop-k's idea: what the others sent at an index last time says whether they will add up or cancel."""
+    change = trial._others / torch.where(acc == 0, torch.ones_like(acc), acc)
+    return acc * torch.tanh((1 + change).abs() / 1.0)
+
+
+SCORES: dict[str, Callable[[Trial, Tensor], Tensor]] = {
+    "own": lambda trial, acc: acc,
+    "momentum": lambda trial, acc: acc + trial._momentum,
+    "more momentum": lambda trial, acc: acc + 8 * trial._momentum,
+    "agreement": lambda trial, acc: acc * trial._agreement.repeat_interleave(BLOCK)[: len(acc)],
+    "regularised": _regularised,
+}
+
+
+def measure(settings: Settings, method: str, options: dict[str, object], density: float) -> tuple[float, float]:
+    """Metric at the end, and loss of the last tenth."""
+    made = settings.with_method(parse_method(method, density))
+    made = Settings(**{**made.as_dict(), "options": {**made.options, **options}})
+    with TemporaryDirectory() as folder:
+        done = run(made, Path(folder) / "run", lambda progress: None, Stop())
+    assert done is not None
+    losses = [line["loss"] for line in done.steps]
+    return done.metrics[-1]["value"], fmean(losses[-len(losses) // 10 :])
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--task", default="mlp")
+    arguments.add_argument("--dataset", default="mnist")
+    arguments.add_argument("--seeds", default="0,1")
+    arguments.add_argument("--steps", type=int, default=480)
+    arguments.add_argument("--workers", type=int, default=8)
+    arguments.add_argument("--density", type=float, default=0.001)
+    chosen = arguments.parse_args()
+    SPARSIFIERS["trial"] = Trial
+    cases: list[tuple[str, str, dict[str, object]]] = [
+        ("exact exclusive", "trial", {"score": "own"}),
+        *((name, "trial", {"score": name}) for name in SCORES if name != "own"),
+        ("two judges (dense bytes)", "trial", {"score": "two judges"}),
+        ("oracle (dense bytes)", "oracle", {}),
+    ]
+    sys.stdout.write(f"{'score':28}{'metric':>10}{'loss':>10}\n")
+    for name, method, options in cases:
+        found = []
+        for seed in map(int, chosen.seeds.split(",")):
+            settings = Settings(
+                chosen.task,
+                dataset=chosen.dataset,
+                workers=chosen.workers,
+                virtual=True,
+                steps=chosen.steps,
+                seed=seed,
+                eval_every=chosen.steps,
+                save=False,
+            )
+            found.append(measure(settings, method, options, chosen.density))
+        metrics, losses = zip(*found, strict=True)
+        sys.stdout.write(f"{name:28}{fmean(metrics):10.4f}{fmean(losses):10.4f}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
