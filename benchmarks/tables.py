@@ -1,13 +1,15 @@
-"""The README's tables of measurements, made from the rows in benchmarks/data: `python benchmarks/tables.py`.
+"""The tables of measurements in README and docs, made from what benchmarks/ holds: `python benchmarks/tables.py`.
 
 A table stands between `<!-- NAME -->` and `<!-- end -->`; what is between them is replaced.
 """
 
 import csv
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 Rows = list[dict[str, str]]
@@ -79,20 +81,58 @@ def wire() -> str:
     return f"{markdown(heads, lines)}\n\n({under(rows)})"
 
 
-TABLES: dict[str, Callable[[], str]] = {"lab": lab, "step": step, "wire": wire}
+def density() -> str:
+    """A line a case and method; total errors as ratios to steady's."""
+    rows = density_control()["rows"]
+    steady = {row["case"]: row["total_error"] for row in rows if row["method"] == "steady"}
+    heads = ["case", "method", "seeds", "metric", "loss", "total error", "sent", "steps within 5 %", "bytes a step"]
+    lines = (
+        [
+            row["case"],
+            row["method"],
+            str(row["seeds"]),
+            f"{row['metric_name']} {row['metric']:.4g}",
+            f"{row['loss']:.4g}",
+            f"{row['total_error'] / steady[row['case']]:.2f}x",
+            f"{row['sent']:.3f}x",
+            f"{row['within_5pct']:.0%}".replace("%", " %"),
+            f"{row['bytes_per_step']:,.0f}",
+        ]
+        for row in rows
+    )
+    return markdown(heads, lines)
 
 
-def filled(text: str) -> str:
-    """The text with every table as the rows have it now."""
-    for name, make in TABLES.items():
+def claims() -> str:
+    lines = ([c["claim"], c["found"], "yes" if c["holds"] else "no"] for c in density_control()["claims"])
+    return markdown(["asked for", "found", "holds"], lines)
+
+
+def density_control() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = json.loads(
+        (ROOT / "benchmarks" / "density-control" / "density-control.json").read_text()
+    )
+    return found
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"lab": lab, "step": step, "wire": wire},
+    "docs/density.md": {"density": density, "claims": claims},
+}
+
+
+def filled(file: str) -> str:
+    """The file's text with every table as the rows have it now."""
+    text = (ROOT / file).read_text()
+    for name, make in TABLES[file].items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, count = pattern.subn(lambda found, make=make: f"{found[1]}{make()}\n{found[2]}", text)
         if count != 1:
-            raise SystemExit(f"README.md must have one place for the table {name}, got {count}")
+            raise SystemExit(f"{file} must have one place for the table {name}, got {count}")
     return text
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(filled(readme.read_text()))
-    sys.stdout.write(f"tables of {readme.name}: {', '.join(TABLES)}\n")
+    for file, tables in TABLES.items():
+        (ROOT / file).write_text(filled(file))
+        sys.stdout.write(f"tables of {file}: {', '.join(tables)}\n")

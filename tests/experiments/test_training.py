@@ -164,3 +164,13 @@ def test_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(12))
     assert events.Scalars("metric")[-1].value == pytest.approx(done.metrics[-1]["value"])
+
+
+def test_a_budget_is_for_the_run_also_when_that_becomes_longer(tmp_path: Path) -> None:
+    budget = replace(TINY, steps=60).with_method(parse_method("exdyna:spend=budget", 0.05))
+    first = train(budget, tmp_path / "run")
+    assert sum(line["union"] for line in first.steps) == pytest.approx(60 * first.steps[0]["k"], rel=0.02)
+    longer = train(replace(budget, steps=100), tmp_path / "run", resume=True)
+    assert len(longer.steps) == 100
+    assert sum(line["union"] for line in longer.steps) == pytest.approx(100 * first.steps[0]["k"], rel=0.02)
+    assert len({line["union"] for line in longer.steps}) > 1  # not the same in every step

@@ -56,6 +56,7 @@ class SieveCarrier:
     """Ours."""
 
     def __init__(self, ddp: DistributedDataParallel, settings: Settings) -> None:
+        self.options = settings.all_options()
         self.sieve = sparsify(
             ddp,
             settings.sparsifier,
@@ -63,7 +64,7 @@ class SieveCarrier:
             dense_steps=settings.dense_steps,
             measure=True,
             values=settings.values,
-            **settings.options,
+            **self.options,
         )
 
     def begin(self) -> None:
@@ -77,7 +78,10 @@ class SieveCarrier:
         self.sieve.save(folder, extra)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        return self.sieve.load(folder)
+        extra = self.sieve.load(folder)
+        if "total_steps" in self.options:  # the run may have become longer or shorter since
+            self.sieve.set_total_steps(self.options["total_steps"])
+        return extra
 
 
 class HookCarrier:

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from gradsieve.experiments.settings import Settings
 from gradsieve.reducer import SparseReducer
 from gradsieve.schedules import as_schedule
 from gradsieve.sparsifiers import make_sparsifier
+from gradsieve.sparsifiers._exclusive import Exclusive
 from gradsieve.tasks import Data, Task
 from gradsieve.tasks.shards import shards
 from gradsieve.worlds import VirtualWorld
@@ -112,7 +113,7 @@ class VirtualEngine:
         self.world = VirtualWorld(settings.workers)
         self.reducers = [
             SparseReducer(
-                make_sparsifier(settings.sparsifier, **settings.options),
+                make_sparsifier(settings.sparsifier, **settings.all_options()),
                 settings.density,
                 rank=rank,
                 world_size=settings.workers,
@@ -169,7 +170,10 @@ class VirtualEngine:
             extra = state.pop("extra")
             if state.pop("resized"):
                 state["state"] = reducer.sparsifier.fitting(state["state"])
+            planned = reducer.sparsifier.options().get("total_steps")
             reducer.load_state_dict(state)
+            if planned:  # the run may have become longer or shorter since
+                cast(Exclusive, reducer.sparsifier).set_total_steps(planned)
         return extra
 
 

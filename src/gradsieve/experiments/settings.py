@@ -109,7 +109,6 @@ class Settings:
         chosen = {name: getattr(self, name) for name in ("momentum", "weight_decay", "warm_up")}
         return replace(
             self,
-            options=with_steps(self.options, steps),
             dataset=task.dataset,
             model=task.model,
             batch=batch,
@@ -120,6 +119,10 @@ class Settings:
             eval_every=self.eval_every or max(1, round(steps / _EVALUATIONS)),
             **{name: getattr(recipe, name) if value is None else value for name, value in chosen.items()},
         )
+
+    def all_options(self) -> dict[str, Any]:
+        """The sparsifier's options for a run of this length."""
+        return with_steps(self.options, self.steps)
 
     def make_task(self) -> Task:
         """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says.
