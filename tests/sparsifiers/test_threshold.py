@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradsieve import ops
 from gradsieve.sparsifiers._table import Table, narrowest, row
-from gradsieve.sparsifiers._threshold import BINS, enough, next_cut
+from gradsieve.sparsifiers._threshold import BINS, _begin, enough, next_cut
 from helpers import Group, gradients
 
 WIDTH = 16
@@ -107,3 +107,11 @@ def test_one_step_at_most_falls_short_where_scale_drops_and_layers_die(name: str
         assert group.reports[0].union <= 200
         short += group.reports[0].union < 190
     assert short <= 1
+
+
+def test_parts_of_crumbs_do_not_hide_what_matters() -> None:
+    """Fewer elements than a share, some of them tiny: the histogram begins where the large ones are told apart."""
+    values = torch.cat([torch.full((6,), 1e-30), torch.linspace(0.5, 1.5, 8), torch.zeros(100)])
+    begin = _begin(ops.log_histogram(values), 20.0, wide=False)
+    assert ops.bin_of(0.5) - BINS // 4 <= begin <= ops.bin_of(1.5)
+    assert _begin(ops.log_histogram(torch.zeros(9)), 20.0, wide=False) == 1

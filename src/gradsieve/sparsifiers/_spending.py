@@ -12,8 +12,8 @@ WARM_UP = 8  # first steps, in which no level is known
 HEAD_START = 2.0  # the first level, as a multiple of the last of these steps: residuals still grow
 EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
 EARLY_RISE = 1.5  # by how much its logarithm may rise in that part
-LATE_RISE, FALL = 0.3, 0.1  # and in any later step; and by how much it may fall in a step
-RESERVE = 0.8  # of the mean: so much is kept for every step to come
+LATE_RISE, FALL = 0.3, 0.05  # and in any later step; and by how much it may fall in a step
+RESERVE = 0.75  # of the mean: so much is kept for every step to come
 LEAST = 0.1  # of the mean: so much is sent in any step
 ENDGAME = 0.125  # the part of the run in which the limits close in on the mean, so that the budget is met
 
@@ -103,8 +103,8 @@ class Budget:
             return min(step.k, self._affordable(step))
         now = table.edge(table.bin_with(max(1, round(mean))))
         early = EARLY * self._total
-        fall, rise = (0.0, EARLY_RISE / early) if step.index < early else (FALL, LATE_RISE)
-        self._next = min(max(now, level * math.exp(-fall)), level * math.exp(rise))
+        rise = EARLY_RISE / early if step.index < early else LATE_RISE
+        self._next = min(max(now, level * math.exp(-FALL)), level * math.exp(rise))
         passing = mean if self._next == now else table.above(table.bin_of(self._next))
         free = min(1.0, self._left(step) / (ENDGAME * self._total))
         least = mean * (1 - free * (1 - LEAST))

@@ -60,8 +60,7 @@ class MeasuredThreshold:
         kind = narrowest(self.spending.most(step))
         if cut is None or len(hits) * step.world_size < wanted:
             seen = ops.log_histogram(acc, *span)
-            lowest = _level(seen, math.ceil(2 * enough(wanted) / step.world_size))
-            lowest = max(lowest - WIDE // 2, 1) if cut is None else lowest
+            lowest = _begin(seen, wanted / step.world_size, cut is None)
             message = row(seen, lowest, WIDE if cut is None else BINS, kind)
         else:
             message = row(ops.log_histogram(acc[hits]), ops.bin_of(cut), BINS, kind)
@@ -105,10 +104,20 @@ class MeasuredThreshold:
         return [next_cut(table, wanted, self.spending.wanted(step), step.n), threshold, swing, 0]
 
 
-def _level(seen: Tensor, count: int) -> int:
-    """The highest bin with so many elements in it and above it, zeros left out."""
+def _begin(seen: Tensor, share: float, wide: bool) -> int:
+    """Where a histogram must begin to show a worker's share, and as much again where it goes far enough down.
+
+    A part may hold little but zeros and crumbs: then it begins below the middle of what there is.
+    """
     above = seen.flip(0).cumsum(0).flip(0)
-    return max(int((above >= count).sum()) - 1, 1)
+
+    def level(count: float) -> int:
+        return max(int((above >= max(count, 1)).sum()) - 1, 1)
+
+    middle = level(min(share, float(above[1]) / 2))
+    if wide:
+        return max(middle - WIDE // 2, 1)
+    return max(level(2 * enough(math.ceil(share))), middle - BINS // 4, 1)
 
 
 def _chosen(values: Tensor, threshold: float, above: float, count: int) -> Tensor:

@@ -48,13 +48,13 @@ class Case:
 
 
 CASES = {
-    "cnn": Case("cnn", "mnist", 0.001, (STEADY, BUDGET, BF16, ORACLE, RELEASE)),
+    "cnn": Case("cnn", "mnist", 0.001, (STEADY, BUDGET, BF16)),
     "mlp": Case("mlp", "mnist", 0.001, repeated=(STEADY, BUDGET, BF16, ORACLE)),
-    "mlp-16": Case("mlp", "mnist", 0.01, (STEADY, BUDGET), 16),
+    "mlp-16": Case("mlp", "mnist", 0.01, (STEADY, BUDGET), 16, repeated=()),
     "ncf": Case("ncf", "", 0.001),
     "madelon": Case("logreg", "madelon", 0.01, tuple(m for m in METHODS if m != RELEASE)),  # too small for it
     "w8a": Case("logreg", "w8a", 0.01, (STEADY, BUDGET, ORACLE), 4),
-    "lstm": Case("lstm", "tiny_shakespeare", 0.001, (STEADY, BUDGET, BF16, ORACLE), 4),
+    "lstm": Case("lstm", "tiny_shakespeare", 0.001, (STEADY, BUDGET, BF16, ORACLE), 4, repeated=()),
 }
 FULL, QUICK = (480, (0, 1, 2)), (60, (0,))  # steps and seeds
 
