@@ -24,6 +24,7 @@ TINY = Settings("mlp", workers=2, steps=20, batch=16, width=0.2, eval_every=10, 
 TASKS_TINY: dict[str, dict[str, Any]] = {
     "logreg": {"width": 0.02, "limit": 200, "steps": 60},
     "mlp": {"width": 0.2, "limit": 500, "steps": 40},
+    "cnn": {"width": 0.5, "limit": 400, "steps": 40},
     "resnet": {"width": 0.5, "limit": 400, "steps": 30},
     "vgg": {"width": 0.125, "limit": 400, "steps": 40},
     "lstm": {"width": 0.25, "limit": 400, "steps": 40},
