@@ -59,6 +59,11 @@ def test_plan_has_every_seed_and_as_many_bytes() -> None:
     assert {settings.seed for _, _, settings in found} == {0, 1, 2}
 
 
+def test_quick_leaves_slow_cases_out_unless_they_are_named() -> None:
+    assert {"cnn", "lstm"}.isdisjoint(case for case, _, _ in plan([], quick=True))
+    assert {case for case, _, _ in plan(["cnn"], quick=True)} == {"cnn"}
+
+
 def test_command_runs_judges_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
     monkeypatch.setattr(density_control, "QUICK", (8, (0,)))

@@ -95,13 +95,11 @@ class MeasuredThreshold:
         change = 0.0 if last is None else abs(math.log(threshold / last))
         if warm_up:
             return [None, threshold, change, warm_up - 1]
-        swing = max(change, FORGET * (swing or 0.0))
-        if cut is not None and table.total < self.spending.wanted(
-            step
-        ):  # some have nothing, and the others did not look far enough
+        swing, wanted = max(change, FORGET * (swing or 0.0)), self.spending.wanted(step)
+        if cut is not None and table.total < wanted:
+            # Some have nothing at all, and the others did not look far enough to make up for them.
             return [None, threshold, swing, 1]
-        wanted = threshold * math.exp(-CAUTION * swing)
-        return [next_cut(table, wanted, self.spending.wanted(step), step.n), threshold, swing, 0]
+        return [next_cut(table, threshold * math.exp(-CAUTION * swing), wanted, step.n), threshold, swing, 0]
 
 
 def _begin(seen: Tensor, share: float, wide: bool) -> int:
