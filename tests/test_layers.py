@@ -14,6 +14,7 @@ ORDER = [
     "ops",
     "collectives",
     "exchange",
+    "analysis",
     "sparsifiers",
     "handshake",
     "steps",
