@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradsieve import make_sparsifier
+from gradsieve import make_sparsifier, ops
 from gradsieve.sparsifiers.exdyna import ExDyna
 from helpers import Group, assert_same, gradients
 
@@ -124,14 +124,43 @@ def test_loss_scales_do_not_matter() -> None:
         assert torch.equal(one * factor, other), f"step {step}"
 
 
+@pytest.mark.parametrize("threshold", [0.5, 1.0, 3.0])
+def test_a_fixed_threshold_sends_what_lies_above_it(threshold: float) -> None:
+    group, edge = (
+        Group("exdyna", DENSITY, 1, spend="fixed", threshold=threshold),
+        ops.bin_edge(ops.bin_of(threshold)),
+    )
+    for step in range(40):
+        grads = gradients("normal" if step % 10 else "zeros", N, 1, step)
+        acc = group.residuals(N)[0] + grads[0]
+        group.step_lawfully(grads)
+        assert group.reports[0].union == int((acc.abs() >= edge).sum())
+    group.reducers[0].rescale(4.0)
+    group.step_lawfully([torch.zeros(N)])
+    assert group.reports[0].union == 0
+
+
+def test_without_rotation_a_worker_sends_from_its_own_partition_only() -> None:
+    group = Group("micro", DENSITY, 2, rotate=False)
+    for step in range(5):
+        grads = gradients("normal", N, 2, step)
+        grads[0][N // 2 :] = 100.0  # large, but not worker 0's to judge
+        assert (group.step_lawfully(grads)[: N // 2] != 0).any()
+        assert int((group.residuals(N)[0][N // 2 :] >= 100).sum()) > N // 4
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"spend": "all"}, "spend must be one of steady, budget, got 'all'"),
+        ({"spend": "all"}, "spend must be one of steady, budget, fixed, got 'all'"),
         ({"spend": "budget"}, 'total_steps must be given with spend="budget" and only then, got None'),
         ({"total_steps": 5}, 'total_steps must be given with spend="budget" and only then, got 5'),
         ({"spend": "budget", "total_steps": 0}, "total_steps must be at least 1, got 0"),
         ({"spend": "budget", "total_steps": 9, "ceiling": 0.5}, "ceiling must be at least 1, got 0.5"),
+        ({"spend": "fixed"}, 'threshold must be given with spend="fixed" and only then, got None'),
+        ({"threshold": 0.5}, 'threshold must be given with spend="fixed" and only then, got 0.5'),
+        ({"spend": "fixed", "threshold": -1.0}, "threshold must be positive and finite, got -1.0"),
+        ({"rotate": False, "compat": "release"}, 'rotate must be True with compat="release", got False'),
         (
             {"spend": "budget", "total_steps": 9, "compat": "release"},
             'spend must be "steady" with compat="release"',

@@ -1,5 +1,7 @@
 """The threshold that is read off histograms: the same on all workers, and exactly as many elements as asked for."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -112,6 +114,6 @@ def test_one_step_at_most_falls_short_where_scale_drops_and_layers_die(name: str
 def test_parts_of_crumbs_do_not_hide_what_matters() -> None:
     """Fewer elements than a share, some of them tiny: the histogram begins where the large ones are told apart."""
     values = torch.cat([torch.full((6,), 1e-30), torch.linspace(0.5, 1.5, 8), torch.zeros(100)])
-    begin = _begin(ops.log_histogram(values), 20.0, wide=False)
+    begin = _begin(ops.log_histogram(values), 20.0, math.inf, wide=False)
     assert ops.bin_of(0.5) - BINS // 4 <= begin <= ops.bin_of(1.5)
-    assert _begin(ops.log_histogram(torch.zeros(9)), 20.0, wide=False) == 1
+    assert _begin(ops.log_histogram(torch.zeros(9)), 20.0, math.inf, wide=False) == 1

@@ -7,11 +7,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradsieve import exchange
-from gradsieve._check import at_least, number, one_of
+from gradsieve._check import at_least, number, one_of, positive
 from gradsieve.collectives import Program
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers._release import ReleasedThreshold
-from gradsieve.sparsifiers._spending import KNOWN, Budget, Spending, Steady
+from gradsieve.sparsifiers._spending import KNOWN, Budget, Fixed, Spending, Steady
 from gradsieve.sparsifiers._threshold import MeasuredThreshold
 from gradsieve.sparsifiers.base import Sparsifier, Window
 
@@ -22,15 +22,19 @@ class Exclusive(Sparsifier):
 
     compat: None, or "release" for the authors' released rules and constants.
     spend: "steady" sends what the density asks for in every step; "budget" sends as much in the mean over
-        `total_steps`, and more while gradients are large.
+        `total_steps`, and more while gradients are large; "fixed" sends what lies above `threshold`.
     total_steps: how long the run will be, for spend="budget"; see `set_total_steps`.
     ceiling: no step sends more than so many times the mean, for spend="budget".
+    threshold: the magnitude from which on elements are sent, for spend="fixed"; nothing keeps the density then.
+    rotate: whether partitions go round; without, worker r always owns partition r, to see what that is good for.
     """
 
     compat: str | None = None
     spend: str = "steady"
     total_steps: int | None = None
     ceiling: float = 20.0
+    threshold: float | None = None
+    rotate: bool = True
     EXCLUSIVE: ClassVar[bool] = True
     SHARED: ClassVar[tuple[str, ...]] = ("threshold_state", "spending_state")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("total_steps",)
@@ -40,13 +44,26 @@ class Exclusive(Sparsifier):
         one_of("spend", self.spend, KNOWN)
         if self.compat and self.spend != "steady":
             raise ValueError(f'spend must be "steady" with compat="release", got {self.spend!r}')
-        if (self.total_steps is None) != (self.spend == "steady"):
-            raise ValueError(f'total_steps must be given with spend="budget" and only then, got {self.total_steps}')
+        for name, kind in (("total_steps", "budget"), ("threshold", "fixed")):
+            if (getattr(self, name) is None) != (self.spend != kind):
+                raise ValueError(
+                    f'{name} must be given with spend="{kind}" and only then, got {getattr(self, name)}'
+                )
         if self.total_steps is not None:
             at_least("total_steps", self.total_steps, 1)
+        if self.threshold is not None:
+            positive("threshold", self.threshold)
+        one_of("rotate", self.rotate, (True, False))
+        if self.compat and not self.rotate:
+            raise ValueError(f'rotate must be True with compat="release", got {self.rotate}')
         if number("ceiling", self.ceiling) < 1:
             raise ValueError(f"ceiling must be at least 1, got {self.ceiling}")
-        self._spending: Spending = Budget(self.total_steps, self.ceiling) if self.total_steps else Steady()
+        self._spending = self._make_spending()
+
+    def _make_spending(self) -> Spending:
+        if self.total_steps is not None:
+            return Budget(self.total_steps, self.ceiling)
+        return Steady() if self.threshold is None else Fixed(self.threshold)
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
         self._threshold = ReleasedThreshold(step.k) if self.compat else MeasuredThreshold(self._spending)
@@ -65,7 +82,7 @@ class Exclusive(Sparsifier):
     @spending_state.setter
     def spending_state(self, state: list[float | None]) -> None:
         self._spending.state = state
-        if state:
+        if self.spend == "budget":
             self.total_steps = int(state[2] or 0)
 
     @property
@@ -81,17 +98,21 @@ class Exclusive(Sparsifier):
         raise TypeError(f"{type(self).__name__} must implement span")
 
     def window(self, step: Step) -> Window:
-        return Window(self._threshold.level, *self.span(owned(step, step.rank), step))
+        return Window(self._threshold.level, *self.span(self.owned(step, step.rank), step))
 
     def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
-        return self._threshold.select(acc, hits, self.span(owned(step, step.rank), step), step)
+        return self._threshold.select(acc, hits, self.span(self.owned(step, step.rank), step), step)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        spans = [self.span(owned(step, rank), step) for rank in range(step.world_size)]
+        spans = [self.span(self.owned(step, rank), step) for rank in range(step.world_size)]
         return exchange.disjoint(acc, picked, pulse, step, self._threshold.counts, spans)
 
     def observe(self, sent: Exchanged, step: Step) -> None:
         self._threshold.observe(sum(sent.counts), step)
+
+    def owned(self, step: Step, rank: int) -> int:
+        """The partition that a worker looks at in this step."""
+        return (step.index + rank) % step.world_size if self.rotate else rank
 
     def rescale(self, factor: float) -> None:
         self._threshold.rescale(factor)
@@ -99,11 +120,6 @@ class Exclusive(Sparsifier):
     @property
     def threshold_in_use(self) -> float | None:
         return self._threshold.threshold
-
-
-def owned(step: Step, rank: int) -> int:
-    """The partition that a worker looks at in this step."""
-    return (step.index + rank) % step.world_size
 
 
 def by_partition(counts: list[int], step: Step) -> list[int]:

@@ -1,4 +1,5 @@
-"""How many elements to send in a step: the same in each, or more where they matter more, within a budget."""
+"""How many elements to send in a step: the same in each, more where they matter more within a budget, or whatever
+lies above a fixed threshold."""
 
 import math
 from typing import Protocol
@@ -6,13 +7,14 @@ from typing import Protocol
 from gradsieve.exchange import Step
 from gradsieve.sparsifiers._table import Table
 
-KNOWN = ("steady", "budget")
+KNOWN = ("steady", "budget", "fixed")
 
 WARM_UP = 8  # first steps, in which no level is known
 HEAD_START = 2.0  # the first level, as a multiple of the last of these steps: residuals still grow
 EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
 EARLY_RISE = 1.5  # by how much its logarithm may rise in that part
 LATE_RISE, FALL = 0.3, 0.05  # and in any later step; and by how much it may fall in a step
+MANY = 100  # elements a step: with fewer, chance moves the level, and it may fall faster
 RESERVE = 0.75  # of the mean: so much is kept for every step to come
 LEAST = 0.1  # of the mean: so much is sent in any step
 ENDGAME = 0.125  # the part of the run in which the limits close in on the mean, so that the budget is met
@@ -29,12 +31,8 @@ class Spending(Protocol):
     def wanted(self, step: Step) -> int:
         """How many may be asked for in this step, unless magnitudes rise."""
 
-    def most(self, step: Step) -> int:
-        """How many may be asked for in this step, whatever happens."""
-
-    @property
-    def level(self) -> float:
-        """A threshold that must be seen in the next step; infinite where there is none."""
+    def level(self, step: Step) -> float:
+        """A threshold that must be seen in this step; infinite where there is none."""
 
     def observe(self, selected: int, step: Step) -> None:
         """So many were sent."""
@@ -46,10 +44,11 @@ class Spending(Protocol):
 class Steady:
     """As many in every step as the density asks for."""
 
-    level = math.inf
-
     def __init__(self) -> None:
         self.state: list[float | None] = []
+
+    def level(self, step: Step) -> float:
+        return math.inf
 
     def count(self, table: Table, step: Step) -> int:
         return step.k
@@ -57,14 +56,37 @@ class Steady:
     def wanted(self, step: Step) -> int:
         return step.k
 
-    def most(self, step: Step) -> int:
+    def observe(self, selected: int, step: Step) -> None:
+        pass
+
+    def rescale(self, factor: float) -> None:
+        pass
+
+
+class Fixed:
+    """What lies above one level, however much that is. The level is rounded down to the edge of a bin."""
+
+    def __init__(self, threshold: float) -> None:
+        self.state: list[float | None] = [threshold]
+
+    @property
+    def threshold(self) -> float:
+        return self.state[0] or 0.0
+
+    def level(self, step: Step) -> float:
+        return self.threshold
+
+    def count(self, table: Table, step: Step) -> int:
+        return table.above(table.bin_of(self.threshold))
+
+    def wanted(self, step: Step) -> int:
         return step.k
 
     def observe(self, selected: int, step: Step) -> None:
         pass
 
     def rescale(self, factor: float) -> None:
-        pass
+        self.state = [self.threshold * factor]
 
 
 class Budget:
@@ -84,10 +106,9 @@ class Budget:
         self.state: list[float | None] = [None, 0, total_steps]
         self._next: float | None = None
 
-    @property
-    def level(self) -> float:
+    def level(self, step: Step) -> float:
         level = self.state[0]
-        return math.inf if level is None else level * math.exp(-FALL)
+        return math.inf if level is None else level * math.exp(-self._fall(step))
 
     def mean(self, step: Step) -> float:
         left = self._left(step)
@@ -104,15 +125,12 @@ class Budget:
         now = table.edge(table.bin_with(max(1, round(mean))))
         early = EARLY * self._total
         rise = EARLY_RISE / early if step.index < early else LATE_RISE
-        self._next = min(max(now, level * math.exp(-FALL)), level * math.exp(rise))
+        self._next = min(max(now, self.level(step)), level * math.exp(rise))
         passing = mean if self._next == now else table.above(table.bin_of(self._next))
         free = min(1.0, self._left(step) / (ENDGAME * self._total))
         least = mean * (1 - free * (1 - LEAST))
         most = max(mean, min(self._affordable(step), mean * (1 + free * (self.ceiling - 1))))
-        return min(round(min(max(passing, least), most)), self.most(step))
-
-    def most(self, step: Step) -> int:
-        return min(math.floor(self.ceiling * step.k), step.n)
+        return min(round(min(max(passing, least), most)), math.floor(self.ceiling * step.k), step.n)
 
     def observe(self, selected: int, step: Step) -> None:
         self.state = [self._next, self._owed + step.k - selected, self._total]
@@ -120,6 +138,10 @@ class Budget:
     def rescale(self, factor: float) -> None:
         level, *rest = self.state
         self.state = [None if level is None else level * factor, *rest]
+
+    def _fall(self, step: Step) -> float:
+        """By how much the level's logarithm may fall in this step."""
+        return FALL * max(1.0, math.sqrt(MANY / max(self.mean(step), 1)))
 
     def _affordable(self, step: Step) -> int:
         """What leaves the reserve for all later steps."""

@@ -10,6 +10,7 @@ and as each contributes its share, k divided by the workers, all together have k
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -57,10 +58,10 @@ class MeasuredThreshold:
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the largest magnitudes, each judged by the worker whose span it lies in."""
         cut, lowest, wanted = self.state[0], None, self.spending.wanted(step)
-        kind = narrowest(self.spending.most(step))
+        kind = narrowest(step.k)  # a surge beyond what it can say of one bin is sent in the steps that follow
         if cut is None or len(hits) * step.world_size < wanted:
             seen = ops.log_histogram(acc, *span)
-            lowest = _begin(seen, wanted / step.world_size, cut is None)
+            lowest = _begin(seen, wanted / step.world_size, self.spending.level(step), cut is None)
             message = row(seen, lowest, WIDE if cut is None else BINS, kind)
         else:
             message = row(ops.log_histogram(acc[hits]), ops.bin_of(cut), BINS, kind)
@@ -69,7 +70,7 @@ class MeasuredThreshold:
         count = self.spending.count(table, step)
         bin = table.bin_with(count)
         self.counts = table.shares(bin, count)
-        self._next = self._plan(table, bin, step)
+        self._next = self._plan(table, table.edge(bin) if count else self.state[1], step)
         if lowest is not None:
             hits = ops.select_above(acc, max(table.edge(bin), ops.bin_edge(lowest)), *span)
         return hits[_chosen(acc[hits].abs(), table.edge(bin), table.edge(bin + 1), self.counts[step.rank])]
@@ -78,7 +79,8 @@ class MeasuredThreshold:
         self.state = self._next
         self.spending.observe(selected, step)
         if self.state[0] is not None:
-            self.state = [min(self.state[0], _at_edge(self.spending.level)), *self.state[1:]]
+            sought = self.spending.level(replace(step, index=step.index + 1))
+            self.state = [min(self.state[0], _at_edge(sought)), *self.state[1:]]
 
     def rescale(self, factor: float) -> None:
         self.spending.rescale(factor)
@@ -86,12 +88,11 @@ class MeasuredThreshold:
         scaled = None if cut is None else _at_edge(cut * factor)
         self.state = [scaled, None if threshold is None else threshold * factor, *rest]
 
-    def _plan(self, table: Table, bin: int, step: Step) -> list[float | None]:
+    def _plan(self, table: Table, threshold: float | None, step: Step) -> list[float | None]:
         """The state after this step."""
         cut, last, swing, warm_up = self.state
-        if table.total == 0:
+        if table.total == 0 or threshold is None:
             return self.state
-        threshold = table.edge(bin)
         change = 0.0 if last is None else abs(math.log(threshold / last))
         if warm_up:
             return [None, threshold, change, warm_up - 1]
@@ -102,8 +103,9 @@ class MeasuredThreshold:
         return [next_cut(table, threshold * math.exp(-CAUTION * swing), wanted, step.n), threshold, swing, 0]
 
 
-def _begin(seen: Tensor, share: float, wide: bool) -> int:
-    """Where a histogram must begin to show a worker's share, and as much again where it goes far enough down.
+def _begin(seen: Tensor, share: float, sought: float, wide: bool) -> int:
+    """Where a histogram must begin to show a worker's share, and as much again where it goes far enough down; and
+    what lies above the level that is `sought`, as long as the share does not end up in the open bin at its top.
 
     A part may hold little but zeros and crumbs: then it begins below the middle of what there is.
     """
@@ -115,7 +117,8 @@ def _begin(seen: Tensor, share: float, wide: bool) -> int:
     middle = level(min(share, float(above[1]) / 2))
     if wide:
         return max(middle - WIDE // 2, 1)
-    return max(level(2 * enough(math.ceil(share))), middle - BINS // 4, 1)
+    usual = max(level(2 * enough(math.ceil(share))), middle - BINS // 4)
+    return max(usual if sought == math.inf else min(usual, ops.bin_of(sought)), middle - 3 * BINS // 4, 1)
 
 
 def _chosen(values: Tensor, threshold: float, above: float, count: int) -> Tensor:
