@@ -23,7 +23,6 @@ from gradsieve.experiments.methods import parse_method
 from gradsieve.experiments.running import Stop, run
 from gradsieve.experiments.settings import Settings
 from gradsieve.sparsifiers import SPARSIFIERS
-from gradsieve.sparsifiers._exclusive import owned
 from gradsieve.sparsifiers.base import largest
 from gradsieve.sparsifiers.exdyna import ExDyna
 
@@ -46,7 +45,7 @@ class Trial(ExDyna):
         self._others = torch.zeros(step.n)
 
     def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
-        start, stop = self.span(owned(step, step.rank), step)
+        start, stop = self.span(self.owned(step, step.rank), step)
         if self.score == "two judges":
             rows = yield AllGather("peek", acc[None], [1] * step.world_size)
             judged = rows[step.rank] + rows[(step.rank + 1) % step.world_size]

@@ -82,36 +82,22 @@ def wire() -> str:
 
 
 def density() -> str:
-    """A line a case and method; total errors as ratios to steady's."""
-    rows = density_control()["rows"]
-    steady = {row["case"]: row["total_error"] for row in rows if row["method"] == "steady"}
-    heads = ["case", "method", "seeds", "metric", "loss", "total error", "sent", "steps within 5 %", "bytes a step"]
-    lines = (
-        [
-            row["case"],
-            row["method"],
-            str(row["seeds"]),
-            f"{row['metric_name']} {row['metric']:.4g}",
-            f"{row['loss']:.4g}",
-            f"{row['total_error'] / steady[row['case']]:.2f}x",
-            f"{row['sent']:.3f}x",
-            f"{row['within_5pct']:.0%}".replace("%", " %"),
-            f"{row['bytes_per_step']:,.0f}",
-        ]
-        for row in rows
-    )
-    return markdown(heads, lines)
+    """A line a case, cell and method."""
+    (table,) = outcome("density-control")["finding"]["tables"]
+    return markdown(table["heads"], table["rows"])
 
 
 def claims() -> str:
-    lines = ([c["claim"], c["found"], "yes" if c["holds"] else "no"] for c in density_control()["claims"])
-    return markdown(["asked for", "found", "holds"], lines)
-
-
-def density_control() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = json.loads(
-        (ROOT / "benchmarks" / "density-control" / "density-control.json").read_text()
+    checks = outcome("density-control")["finding"]["checks"]
+    return markdown(
+        ["asked for", "found", "holds"],
+        ([c["criterion"], c["found"], "yes" if c["holds"] else "no"] for c in checks),
     )
+
+
+def outcome(name: str) -> dict[str, Any]:
+    """What `gradsieve reproduce NAME --out benchmarks/reproduction` left."""
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "reproduction" / f"{name}.json").read_text())
     return found
 
 

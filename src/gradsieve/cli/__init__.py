@@ -26,7 +26,7 @@ app.command()(runs.simulate)
 app.command()(runs.report)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
-app.add_typer(reproduce.app, name="reproduce")
+app.command()(reproduce.reproduce)
 
 
 def main() -> None:

@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from gradsieve.experiments.running import Listen
+from gradsieve._check import BadInput
+from gradsieve.cli.common import refuse
+from gradsieve.experiments.running import Listen, Stop
 from gradsieve.experiments.training import Progress
+from gradsieve.launch import WorkerFailed
 from gradsieve.report.table import size
 from gradsieve.tasks.base import Metric
 
@@ -35,6 +39,22 @@ def clock(seconds: float) -> str:
     '1:15'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+@contextmanager
+def watched(metric: Metric, stop: Stop, *, hidden: bool) -> Iterator[Listen]:
+    """A live line while inside; bad input ends in one sentence, a worker's failure in its traceback."""
+    with live(metric, hidden=hidden) as listen, stop.watching():
+        try:
+            yield listen
+        except BadInput as error:
+            refuse(str(error))
+        except WorkerFailed as error:
+            typer.echo(f"gradsieve: {error}", err=True)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            typer.echo("gradsieve: interrupted", err=True)
+            raise typer.Exit(130) from None
 
 
 @contextmanager

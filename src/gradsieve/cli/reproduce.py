@@ -1,79 +1,121 @@
-"""Run an experiment and judge it.
+"""The command that regenerates the papers' claims, and judges them."""
 
-Example: gradsieve reproduce density-control --quick
-"""
-
-import dataclasses
-import json
+import functools
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gradsieve._check import BadInput
-from gradsieve._files import write_whole
-from gradsieve.cli.common import AsJson, clear_errors, console, foot, print_json, refuse, table
-from gradsieve.cli.live import live
+from gradsieve._check import one_of
+from gradsieve.cli.common import AsJson, clear_errors, console, foot, print_json, table
+from gradsieve.cli.live import watched
 from gradsieve.experiments import running
-from gradsieve.experiments.reproduce import density_control
-from gradsieve.experiments.reproduce.density_control import Claim, Row
-from gradsieve.report import write_report
+from gradsieve.experiments.reproduce import EXPERIMENTS, density_control
+from gradsieve.experiments.reproduce.base import REPRODUCED
+from gradsieve.experiments.reproduce.outcomes import Outcome, carry_out, read_outcomes
+from gradsieve.experiments.reproduce.shelf import Interrupted, Shelf
+from gradsieve.report import write_findings
 from gradsieve.tasks.base import Metric
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=__doc__)
+CASED = density_control.EXPERIMENT.id  # the one with cases
+OWN = (CASED,)  # no paper's
+_QUICK_MINUTES = 10
 
 
-@app.callback()
-def main() -> None:
-    """Run an experiment and judge it."""
-
-
-@app.command("density-control")
-def density(
-    out: Annotated[Path, typer.Option(help="Folder of the records; runs in it are not repeated.")] = Path(
-        "runs/density-control"
-    ),
-    only: Annotated[list[str] | None, typer.Option("--only", help="A case, such as mlp; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="60 steps, one seed, small cases: 3 minutes.")] = False,
+def reproduce(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Experiments; or all; or list.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller: all in 10 minutes.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; default: runs/reproduce or runs/reproduce-quick.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help=f"A case of {CASED}, such as mlp; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Density at every step, and what a budget buys (40 minutes on 2 cores).
+    """Regenerate the papers' claims, each with a verdict.
 
-    Example: gradsieve reproduce density-control --only mlp --only ncf
+    What a folder holds already is not run again: after an interruption the same
+    command goes on. Ends with 0 only if all was reproduced.
+
+    Example: gradsieve reproduce fig1a fig1c --quick
     """
     with clear_errors():
-        density_control.plan(only or [], quick)
+        if ids == ["list"]:
+            _list(as_json)
+            return
+        chosen = _chosen(ids)
+        for case in only or []:
+            one_of("case", case, density_control.CASES)
+        if only and chosen != [CASED]:
+            raise ValueError(f"only is for {CASED} alone, got {', '.join(chosen)}")
+        out = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         if out.is_file():
             raise ValueError(f"out must be a folder, got the file {out}")
-    stop = running.Stop()
-    with live(Metric("metric", True), hidden=as_json) as listen, stop.watching():
-        try:
-            runs = density_control.collect(only or [], quick, out, listen, stop)
-        except BadInput as error:
-            refuse(str(error))
-    rows = density_control.rows_of(runs)
-    claims = density_control.judge(rows)
-    found = {"rows": [dataclasses.asdict(row) for row in rows], "claims": [dataclasses.asdict(c) for c in claims]}
-    if rows:
-        write_report([each[0] for each in runs.values()], out / "report.html")
-        write_whole(out / "density-control.json", json.dumps(found, indent=2) + "\n")
+        for before in read_outcomes(out, list(EXPERIMENTS)):
+            if before.quick != quick:
+                kind = "quick ones" if before.quick else "full ones"
+                raise ValueError(f"out must hold outcomes of one kind, got {out}, which has {kind}: name another")
+    stop, outcomes = running.Stop(), []
+    with watched(Metric("metric", True), stop, hidden=as_json) as listen:
+        shelf = Shelf(out, quick, listen, stop)
+        for name in chosen:
+            experiment = EXPERIMENTS[name]
+            typer.echo(f"{name}: {_time(experiment.minutes, quick)}", err=True)
+            cases = functools.partial(density_control.run, only=only) if only else None
+            try:
+                outcomes.append(carry_out(experiment, shelf, cases))
+            except Interrupted:
+                break
+            write_findings(read_outcomes(out, list(EXPERIMENTS)), out / "page.html")
     if as_json:
-        print_json(found)
+        print_json([outcome.as_dict() for outcome in outcomes])
     else:
-        _print(rows, claims, out)
+        _print(outcomes, out)
     if stop.signal:
+        typer.echo("stopped; the same command goes on where it was", err=True)
         raise typer.Exit(128 + stop.signal)
-    if not all(claim.holds for claim in claims):
+    if any(outcome.finding.verdict != REPRODUCED for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _print(rows: list[Row], claims: list[Claim], out: Path) -> None:
-    made = table("density control", ["case", "method"], ["metric", "loss", "error", "sent", "within 5 %", "bytes"])
-    for row in rows:
-        error = "" if row.total_error is None else f"{row.total_error:.3g}"
-        figures = (f"{row.metric:.4g}", f"{row.loss:.3g}", error, f"{row.sent:.3f}", f"{row.within_5pct:.0%}")
-        made.add_row(row.case, row.method, *figures, f"{row.bytes_per_step:,.0f}")
+def _chosen(ids: list[str]) -> list[str]:
+    """In the order of the registry, each once; `all` is every experiment of the papers."""
+    known = [*EXPERIMENTS, "all", "list"]
+    wanted = {one_of("experiment", name, known) for name in ids}
+    if "list" in wanted:
+        raise ValueError(f"list must stand alone, got {', '.join(ids)}")
+    return [name for name in EXPERIMENTS if name in wanted or ("all" in wanted and name not in OWN)]
+
+
+def _time(minutes: float, quick: bool) -> str:
+    if quick:
+        return f"quick: at most {_QUICK_MINUTES} minutes for all"
+    return f"about {minutes:g} minute{'s' if minutes != 1 else ''} on 2 cores"
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        facts = ("id", "source", "claim", "minutes")
+        print_json([{name: getattr(each, name) for name in facts} for each in EXPERIMENTS.values()])
+        return
+    made = table("experiments", ["id", "from", "claim"], ["minutes"])
+    for each in EXPERIMENTS.values():
+        made.add_row(each.id, each.source, each.claim, f"{each.minutes:g}")
     console().print(made)
-    for claim in claims:
-        console().print(f"{'holds' if claim.holds else 'DOES NOT HOLD'}: {claim.claim}: {claim.found}")
-    console().print(f"{foot()}\nreport: {out / 'report.html'}")
+
+
+def _print(outcomes: list[Outcome], out: Path) -> None:
+    screen = console()
+    for outcome in outcomes:
+        screen.print(f"\n{outcome.id}: {outcome.finding.verdict}", style="bold")
+        screen.print(textwrap.fill(outcome.claim, 80))
+        for check in outcome.finding.checks:
+            words = f"{'holds' if check.holds else 'FAILS'}: {check.criterion}: {check.found}"
+            screen.print(textwrap.fill(words, 80, initial_indent="  ", subsequent_indent="    "))
+        if outcome.finding.note:
+            screen.print(textwrap.fill(outcome.finding.note, 80, initial_indent="  ", subsequent_indent="  "))
+    if outcomes:
+        done = sum(outcome.finding.verdict == REPRODUCED for outcome in outcomes)
+        screen.print(f"\n{done} of {len(outcomes)} reproduced\n{foot()}\npage: {out / 'page.html'}", soft_wrap=True)

@@ -3,8 +3,7 @@
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,15 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from gradsieve._check import BadInput
-from gradsieve.cli.common import AsJson, check_out, clear_errors, console, print_json, refuse, table
-from gradsieve.cli.live import clock, live
+from gradsieve.cli.common import AsJson, check_out, clear_errors, console, print_json, table
+from gradsieve.cli.live import clock, watched
 from gradsieve.cli.options import run_options
 from gradsieve.experiments import comparing, running
 from gradsieve.experiments.methods import Method, parse_method, parse_methods
 from gradsieve.experiments.records import Run, read_run
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.summary import Summary, summarise
-from gradsieve.launch import WorkerFailed
 from gradsieve.report import write_csv, write_report
 from gradsieve.report.table import size
 from gradsieve.tasks import TASKS
@@ -89,7 +87,7 @@ def train(
         if settings.tensorboard:
             _need_tensorboard()
     stop = running.Stop()
-    with _running(settings, as_json, stop) as listen:
+    with _watched(settings, as_json, stop) as listen:
         run = running.run(settings, folder, listen, stop, resume=resume is not None)
     if run is None:  # another process of torchrun's tells
         return
@@ -146,7 +144,7 @@ def simulate(
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="gradsieve-") as scratch:
         folder = out or Path(scratch) / "run"
-        with _running(settings, as_json, stop) as listen:
+        with _watched(settings, as_json, stop) as listen:
             run = running.run(settings, folder, listen, stop)
     assert run is not None
     known = {**dataclasses.asdict(summarise(run)), "sparsifier": run.name}
@@ -211,7 +209,7 @@ def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: b
         for method in methods:
             settings.with_method(method)
     stop = running.Stop()
-    with _running(settings, as_json, stop) as listen:
+    with _watched(settings, as_json, stop) as listen:
         runs = comparing.compare(settings, methods, folder, listen, stop)
     page = folder / "report.html"
     with clear_errors((BadInput,)):
@@ -254,21 +252,8 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
     return settings
 
 
-@contextmanager
-def _running(settings: Settings, as_json: bool, stop: running.Stop) -> Iterator[running.Listen]:
-    """A live line while inside; bad input ends in one sentence, a worker's failure in its traceback."""
-    leads = running.leads()
-    with live(TASKS[settings.task].METRIC, hidden=as_json or not leads) as listen, stop.watching():
-        try:
-            yield listen
-        except BadInput as error:
-            refuse(str(error))
-        except WorkerFailed as error:
-            typer.echo(f"gradsieve: {error}", err=True)
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            typer.echo("gradsieve: interrupted", err=True)
-            raise typer.Exit(130) from None
+def _watched(settings: Settings, as_json: bool, stop: running.Stop) -> AbstractContextManager[running.Listen]:
+    return watched(TASKS[settings.task].METRIC, stop, hidden=as_json or not running.leads())
 
 
 def _new_folder(name: str) -> Path:

@@ -9,16 +9,23 @@ from typing import Any
 
 from gradsieve._files import write_whole
 from gradsieve.experiments.records import Run
+from gradsieve.experiments.reproduce.outcomes import Outcome
 from gradsieve.experiments.summary import summarise
+from gradsieve.report.findings import render_findings
 from gradsieve.report.page import render
 from gradsieve.report.style import labels
 
-__all__ = ["render", "write_csv", "write_report"]
+__all__ = ["render", "write_csv", "write_findings", "write_report"]
 
 
 def write_report(runs: Sequence[Run], out: Path) -> None:
     """Write the page; it appears whole or not at all."""
     write_whole(out, render(runs))
+
+
+def write_findings(outcomes: Sequence[Outcome], out: Path) -> None:
+    """Write the page of experiments; it appears whole or not at all."""
+    write_whole(out, render_findings(outcomes))
 
 
 def write_csv(runs: Sequence[Run], folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,12 +40,27 @@ class Plot:
     missing: str = ""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A line to be drawn."""
+
+    label: str
+    style: Style
+    place: int
+    pairs: Iterable[tuple[object, object]]
+
+
 def line_plot(plot: Plot, shown: Sequence[Shown], pairs: Pairs, *, noisy: bool = False) -> Plot:
-    """The plot with a line for each run that has a point; its layout says which axes are logarithmic."""
+    """The plot with a line for each run that has a point."""
+    return draw(plot, [Entry(each.label, each.style, each.place, pairs(each.run)) for each in shown], noisy=noisy)
+
+
+def draw(plot: Plot, entries: Iterable[Entry], *, noisy: bool = False) -> Plot:
+    """The plot with a line for each entry that has a point; its layout says which axes are logarithmic."""
     log_x, log_y = (plot.layout[axis]["type"] == "log" for axis in ("xaxis", "yaxis"))
     faint, strong, keys, ends = [], [], [], []
-    for each in shown:
-        xs, ys = points(pairs(each.run), log_x=log_x, log_y=log_y)
+    for each in entries:
+        xs, ys = points(each.pairs, log_x=log_x, log_y=log_y)
         if not xs:
             continue
         if noisy and len(xs) > _NOISY:

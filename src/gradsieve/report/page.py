@@ -54,6 +54,16 @@ def render(runs: Sequence[Run]) -> str:
         make_section([Shown(run, label, looks[label], i) for i, (run, label) in enumerate(zip(*both, strict=True))])
         for both in zip(groups, named, strict=True)
     ]
+    return fill(
+        "template.html.j2",
+        sections,
+        lead=sections[0].sentence if len(sections) == 1 else _overview(sections, len(runs)),
+        count=len(runs),
+    )
+
+
+def fill(template: str, sections: Sequence[Any], **more: object) -> str:
+    """A page of sections that have plots, made from a template, with all that draws them."""
     figures = [
         {"id": f"plot-{i}-{plot.key}", "section": i, "data": plot.data, "layout": plot.layout}
         for i, section in enumerate(sections)
@@ -62,14 +72,13 @@ def render(runs: Sequence[Run]) -> str:
     ]
     here = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     here.trim_blocks = here.lstrip_blocks = True
-    return here.get_template("template.html.j2").render(
+    return here.get_template(template).render(
         sections=sections,
-        lead=sections[0].sentence if len(sections) == 1 else _overview(sections, len(runs)),
-        count=len(runs),
         figures=embedded(figures),
         plotly=Markup(_plotly()),
         css=Markup(_own("page.css")),
         script=Markup(_own("page.js")),
+        **more,
     )
 
 

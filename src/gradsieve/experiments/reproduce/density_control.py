@@ -1,27 +1,35 @@
 """Does the density hold at every step, and what does a budget buy? On several tasks, beside other methods.
 
-Every run is recorded in a folder of its own, and one that is already there is not run again: an interrupted
-experiment goes on where it was.
+Steady and budget run with 4, 8 and 16 workers at two densities; the other methods in one of these cells, the case's
+own. All send as many bytes there as steady does, or as many elements where they need no histograms.
 """
 
-import shutil
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean, median
 
-from gradsieve._check import BadInput, one_of
-from gradsieve.experiments.comparing import slug
+from gradsieve._check import one_of
 from gradsieve.experiments.methods import parse_method
-from gradsieve.experiments.records import Run, read_run
-from gradsieve.experiments.running import Listen, Stop, run
+from gradsieve.experiments.records import Run
+from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.summary import summarise
 
-STEADY, BUDGET, BF16, ORACLE, RELEASE, TOPK = "steady", "budget", "bf16", "oracle", "release", "topk"
-METHODS = {  # label -> what it is; all send about as many bytes: see `_density`
+STEADY, BUDGET, CONSTANT, BF16, ORACLE, RELEASE, TOPK = (
+    "steady",
+    "budget",
+    "constant",
+    "bf16",
+    "oracle",
+    "release",
+    "topk",
+)
+METHODS = {  # label -> what it is
     STEADY: "exdyna",
     BUDGET: "exdyna:spend=budget",
+    CONSTANT: "exdyna:spend=fixed:threshold={}",
     BF16: "exdyna:values=bf16",
     "micro": "micro",
     "cltk": "cltk",
@@ -32,186 +40,287 @@ METHODS = {  # label -> what it is; all send about as many bytes: see `_density`
 MORE_ELEMENTS = 7.22 / 4.22  # bytes of an element with float32 and with bfloat16 values: `gradsieve bench wire`
 TOLERANCE, CLOSE = 0.02, 0.05
 CNN_GAIN, CLOSED = 0.65, 1 / 3
+TRIALS = 9  # runs to find the constant threshold that sends as much
+WORKERS, DENSITIES = (4, 8, 16), (0.001, 0.01)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One task at one density; embedded data take the place of the data set where that is not at hand."""
+    """One task, and the cell in which all methods are compared."""
 
     task: str
     dataset: str
     density: float
-    methods: tuple[str, ...] = tuple(METHODS)
     workers: int = 8
-    repeated: tuple[str, ...] = (STEADY, BUDGET)  # with every seed; the others with the first one only
+    grid: tuple[tuple[int, float], ...] = tuple((p, d) for p in WORKERS for d in DENSITIES)
+    methods: tuple[str, ...] = tuple(METHODS)
+    width: float = 1.0
+    batch: int = 0
 
 
+SMALL = tuple(method for method in METHODS if method != RELEASE)  # too small for the released blocks
 CASES = {
-    "cnn": Case("cnn", "mnist", 0.001, (STEADY, BUDGET, BF16)),
-    "mlp": Case("mlp", "mnist", 0.001, repeated=(STEADY, BUDGET, BF16, ORACLE)),
-    "mlp-16": Case("mlp", "mnist", 0.01, (STEADY, BUDGET), 16, repeated=()),
+    "cnn": Case("cnn", "mnist", 0.001, grid=((4, 0.001), (16, 0.001), (8, 0.01))),
+    "mlp": Case("mlp", "mnist", 0.001),
     "ncf": Case("ncf", "", 0.001),
-    "madelon": Case("logreg", "madelon", 0.01, tuple(m for m in METHODS if m != RELEASE)),  # too small for it
-    "w8a": Case("logreg", "w8a", 0.01, (STEADY, BUDGET, ORACLE), 4),
-    "lstm": Case("lstm", "tiny_shakespeare", 0.001, (STEADY, BUDGET, BF16, ORACLE), 4, repeated=()),
+    "madelon": Case("logreg", "madelon", 0.01, methods=SMALL),
+    "w8a": Case("logreg", "w8a", 0.01, methods=SMALL),
+    "lstm": Case("lstm", "tiny_shakespeare", 0.001, 4, grid=((8, 0.001), (4, 0.01))),
+    "wikitext": Case("lstm", "wikitext-2", 0.001, 4, (), (STEADY, BUDGET, BF16, ORACLE), width=0.05, batch=2),
 }
-SLOW = ("cnn", "lstm")  # minutes each, also with few steps: only by name where it must be quick
+SLOW = ("cnn", "lstm", "wikitext")  # minutes each, also with few steps: only by name where it must be quick
 FULL, QUICK = (480, (0, 1, 2)), (60, (0,))  # steps and seeds
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method of one case, the mean over the seeds."""
+    """One method in one cell of one case, the mean over the seeds."""
 
     case: str
+    workers: int
+    density: float
     method: str
     seeds: int
     metric_name: str
+    higher_is_better: bool
     metric: float
     loss: float  # of the last tenth of the steps
     total_error: float | None
     sent: float  # elements, of those that the density asks for
     worst_sent: float  # the seed that is farthest from 1
     within_5pct: float  # of the steps after the first, in the worst seed
-    density_max: float  # of the target
+    most: float  # elements in one step, of those asked for
     bytes_per_step: float
     imbalance: float
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What should hold, what was found, and whether it does."""
-
-    claim: str
-    found: str
-    holds: bool
-
-
-def plan(only: Sequence[str], quick: bool) -> list[tuple[str, str, Settings]]:
-    """Case, method and settings of every run."""
-    steps, seeds = QUICK if quick else FULL
-    usual = [name for name in CASES if not (quick and name in SLOW)]
-    found = []
+def run(shelf: Shelf, only: Sequence[str] = ()) -> Finding:
+    usual = [name for name in CASES if not (shelf.quick and name in SLOW)]
+    rows: list[Row] = []
+    curves: dict[str, Run] = {}
     for name in [one_of("case", name, CASES) for name in only] or usual:
-        case = CASES[name]
+        case, (_, seeds) = CASES[name], QUICK if shelf.quick else FULL
+        found: dict[tuple[int, float, str], list[Run]] = {}
         for seed in seeds:
-            for label in case.methods if seed == seeds[0] else case.repeated:
-                method = parse_method(METHODS[label], _density(case, label))
-                base = Settings(
-                    case.task,
-                    dataset=_dataset(case),
-                    workers=case.workers,
-                    virtual=True,
-                    steps=steps,
-                    seed=seed,
-                    eval_every=steps // 8,
-                    save=False,
-                )
-                found.append((name, label, base.with_method(method)))
-    return found
+            for workers, density, method in cells(case, shelf.quick):
+                made = _one(shelf, case, workers, density, method, seed, found)
+                found.setdefault((workers, density, method), []).append(made)
+        rows += [_row(name, *cell, runs) for cell, runs in found.items()]
+        for method in (STEADY, BUDGET, RELEASE):
+            if (case.workers, case.density, method) in found:
+                curves[f"{name} {method}"] = found[case.workers, case.density, method][0]
+    return Finding(judge(rows), _figures(rows, curves), [_table(rows)], _note(shelf))
 
 
-def _density(case: Case, label: str) -> float:
-    """bf16 gets more elements for its bytes; of Top-k's own picks, every worker sends that many."""
-    return case.density * {BF16: MORE_ELEMENTS, TOPK: 1 / case.workers}.get(label, 1)
+def cells(case: Case, quick: bool) -> Iterable[tuple[int, float, str]]:
+    """Workers, density and method of every run of a seed."""
+    for method in case.methods:
+        yield case.workers, case.density, method
+    for workers, density in () if quick else case.grid:
+        if (workers, density) != (case.workers, case.density):
+            for method in (STEADY, BUDGET):
+                yield workers, density, method
 
 
-def _dataset(case: Case) -> str:
-    """The real one where GRADSIEVE_DATA has it, or else the embedded one."""
-    try:
-        Settings(case.task, dataset=case.dataset).make_task()
-    except BadInput:
-        return ""
-    return case.dataset
+def settings(shelf: Shelf, case: Case, workers: int, density: float, method: str, seed: int) -> Settings:
+    steps, _ = QUICK if shelf.quick else FULL
+    base = Settings(
+        case.task,
+        dataset=dataset(case.task, case.dataset),
+        workers=workers,
+        virtual=True,
+        steps=steps,
+        seed=seed,
+        width=case.width,
+        batch=case.batch,
+        eval_every=steps // 8,
+        save=False,
+    )
+    # bf16 gets more elements for its bytes; of Top-k's own picks, every worker sends that many.
+    density *= {METHODS[BF16]: MORE_ELEMENTS, METHODS[TOPK]: 1 / workers}.get(method, 1)
+    return base.with_method(parse_method(method, density))
 
 
-def collect(
-    only: Sequence[str], quick: bool, folder: Path, listen: Listen, stop: Stop
-) -> dict[tuple[str, str], list[Run]]:
-    """Run what is not there yet; returns the runs of each case and method."""
-    runs: dict[tuple[str, str], list[Run]] = {}
-    for case, label, settings in plan(only, quick):
-        place = folder / f"{case}-{slug(label)}-{settings.seed}"
-        done = read_run(place) if place.is_dir() else None
-        if done is None or not done.end or done.end["reason"] != "finished":
-            if stop.requested():
-                break
-            if done is not None:
-                shutil.rmtree(place)
-            done = run(settings, place, listen, stop)
-        assert done is not None
-        runs.setdefault((case, label), []).append(done)
-    return runs
+def _one(
+    shelf: Shelf,
+    case: Case,
+    workers: int,
+    density: float,
+    method: str,
+    seed: int,
+    found: dict[tuple[int, float, str], list[Run]],
+) -> Run:
+    if method != CONSTANT:
+        return shelf.run(settings(shelf, case, workers, density, METHODS[method], seed))
+    return _tuned(shelf, case, workers, density, seed, found[workers, density, STEADY][-1])
 
 
-def rows_of(runs: dict[tuple[str, str], list[Run]]) -> list[Row]:
-    return [_row(case, label, found) for (case, label), found in runs.items()]
+def _tuned(shelf: Shelf, case: Case, workers: int, density: float, seed: int, steady: Run) -> Run:
+    """The constant threshold that sends as much as steady does: what someone who knew the run would take."""
+    threshold = median(line["threshold"] for line in steady.steps if line["threshold"])
+    below = above = 0.0
+    tried = []
+    for _ in range(TRIALS):
+        text = METHODS[CONSTANT].format(f"{threshold:.4g}")
+        made = shelf.run(settings(shelf, case, workers, density, text, seed))
+        part = _sent(made) / _sent(steady)
+        tried.append((abs(math.log(max(part, 1e-9))), made))
+        if abs(part - 1) <= TOLERANCE:
+            break
+        below, above = (threshold, above) if part > 1 else (below, threshold)
+        threshold = math.sqrt(below * above) if below and above else threshold * (2 if part > 1 else 0.5)
+    return min(tried, key=lambda each: each[0])[1]
 
 
-def _row(case: str, label: str, runs: list[Run]) -> Row:
+def _sent(run: Run) -> float:
+    """Elements, of those that the density asks for."""
+    return float(sum(line["selected"] for line in run.steps) / sum(line["k"] for line in run.steps))
+
+
+def _row(case: str, workers: int, density: float, method: str, runs: list[Run]) -> Row:
     found = [summarise(each) for each in runs]
     late = [line["loss"] for each in runs for line in each.steps[-len(each.steps) // 10 :]]
-    sent = [each.density_mean / each.density_target for each in found]
+    union = [sum(line["buildup"] for line in each.steps) / len(each.steps) for each in runs]
     errors = [each.total_error for each in found if each.total_error is not None]
     return Row(
         case=case,
-        method=label,
+        workers=workers,
+        density=density,
+        method=method,
         seeds=len(found),
         metric_name=found[0].metric_name,
+        higher_is_better=runs[0].metric.higher_is_better,
         metric=fmean(each.metric_last or 0.0 for each in found),
         loss=fmean(late),
         total_error=fmean(errors) if errors else None,
-        sent=fmean(sent),
-        worst_sent=max(sent, key=lambda x: abs(x - 1)),
-        within_5pct=min(_within(each) for each in runs),
-        density_max=max(each.density_max / each.density_target for each in found),
+        sent=fmean(union),
+        worst_sent=max(union, key=lambda x: abs(x - 1)),
+        within_5pct=min(fmean(abs(line["buildup"] - 1) <= CLOSE for line in each.steps[1:]) for each in runs),
+        most=max(line["buildup"] for each in runs for line in each.steps),
         bytes_per_step=fmean(each.bytes_per_step for each in found),
         imbalance=fmean(each.imbalance_mean for each in found),
     )
 
 
-def _within(run: Run) -> float:
-    target = run.settings["density"]
-    return fmean(abs(line["density"] / target - 1) <= CLOSE for line in run.steps[1:])
-
-
-def judge(rows: Sequence[Row]) -> list[Claim]:
+def judge(rows: Sequence[Row]) -> list[Check]:
     """The criteria, from the rows alone."""
-    by = {(row.case, row.method): row for row in rows}
-    cases = [case for case, method in by if method == STEADY and (case, BUDGET) in by]
-    if not cases:
+    budgets = {(row.case, row.workers, row.density): row for row in rows if row.method == BUDGET}
+    pairs = [(row, budgets[row.case, row.workers, row.density]) for row in rows if row.method == STEADY]
+    if not pairs:
         return []
-    steady = [by[case, STEADY] for case in cases]
-    budget = [by[case, BUDGET] for case in cases]
+    steady, budget = [one for one, _ in pairs], [other for _, other in pairs]
     worst = max(budget, key=lambda row: abs(row.worst_sent - 1))
-    claims = [
-        Claim(
-            f"steady: every step after the first within {CLOSE:.0%} of the target, in every case",
+    checks = [
+        Check(
+            f"steady: every step after the first within {CLOSE:.0%} of the target, everywhere",
             f"{min(row.within_5pct for row in steady):.1%} of the steps, at most "
-            f"{max(row.density_max for row in steady):.3f}x",
+            f"{max(row.most for row in steady):.3f}x",
             all(row.within_5pct == 1 for row in steady),
         ),
-        Claim(
-            f"budget: the total within {TOLERANCE:.0%}, in every case and seed",
-            f"farthest {worst.worst_sent:.4f} ({worst.case})",
+        Check(
+            f"budget: the total within {TOLERANCE:.0%}, everywhere, with every seed",
+            f"farthest {worst.worst_sent:.4f} ({_cell(worst)})",
             abs(worst.worst_sent - 1) <= TOLERANCE,
         ),
     ]
-    for case in cases:
-        ratio = (by[case, BUDGET].total_error or 0.0) / (by[case, STEADY].total_error or 1.0)
-        bound = CNN_GAIN if case == "cnn" else 1.0
-        claims.append(
-            Claim(f"{case}: total error of budget at most {bound:g}x steady's", f"{ratio:.2f}x", ratio <= bound)
-        )
-    for case in ("mlp", "lstm"):
-        if {(case, STEADY), (case, BF16), (case, ORACLE)} <= set(by):
-            near, far = by[case, STEADY].loss, by[case, ORACLE].loss
-            part = (near - by[case, BF16].loss) / (near - far) if near > far else 0.0
-            claims.append(
-                Claim(
-                    f"{case}: bf16 values at equal bytes close a third of the way to the oracle (loss)",
-                    f"{part:.0%}",
-                    part >= CLOSED,
-                )
-            )
-    return claims
+    for case in dict.fromkeys(row.case for row in steady):
+        own = [(one, other) for one, other in pairs if one.case == case]
+        checks += _judge_case(own, CNN_GAIN if case == "cnn" else 1.0)
+        checks += _judge_quality(case, [row for row in rows if row.case == case])
+    return checks
+
+
+def _judge_case(pairs: Sequence[tuple[Row, Row]], bound: float) -> list[Check]:
+    """Budget against steady; the first pair is the case's own cell."""
+    (steady, budget), ratios = pairs[0], [_ratio(one, other) for one, other in pairs]
+    everywhere = f", {geometric_mean(ratios):.2f}x over {len(pairs)} cells" if len(pairs) > 1 else ""
+    better = steady.metric <= budget.metric if steady.higher_is_better else steady.metric >= budget.metric
+    return [
+        Check(
+            f"{steady.case}: total error of budget at most {bound:g}x steady's",
+            f"{ratios[0]:.2f}x{everywhere}",
+            ratios[0] <= bound and geometric_mean(ratios) <= 1,
+        ),
+        Check(
+            f"{steady.case}: {steady.metric_name} with budget not worse",
+            f"{budget.metric:.4g} against {steady.metric:.4g}",
+            better,
+        ),
+    ]
+
+
+def _judge_quality(case: str, rows: Sequence[Row]) -> list[Check]:
+    by = {row.method: row for row in reversed(rows)}
+    if case not in ("mlp", "lstm", "wikitext") or not {STEADY, BF16, ORACLE} <= set(by):
+        return []
+    near, far = by[STEADY].loss, by[ORACLE].loss
+    part = (near - by[BF16].loss) / (near - far) if near > far else 0.0
+    words = f"{case}: bf16 values at equal bytes close a third of the way to the oracle (loss)"
+    return [Check(words, f"{part:.0%}", part >= CLOSED)]
+
+
+def _ratio(steady: Row, other: Row) -> float:
+    return (other.total_error or 0.0) / (steady.total_error or 1.0)
+
+
+def _cell(row: Row) -> str:
+    return f"{row.case}, {row.workers} workers, density {row.density:g}"
+
+
+def _table(rows: Sequence[Row]) -> Grid:
+    steady = {(row.case, row.workers, row.density): row for row in rows if row.method == STEADY}
+    heads = ["case", "workers", "density", "method", "seeds", "metric", "loss", "total error", "sent"]
+    lines = [
+        [
+            row.case,
+            str(row.workers),
+            f"{row.density:g}",
+            row.method,
+            str(row.seeds),
+            f"{row.metric_name} {row.metric:.4g}",
+            f"{row.loss:.4g}",
+            "" if row.total_error is None else f"{_ratio(steady[row.case, row.workers, row.density], row):.2f}x",
+            f"{row.sent:.3f}x",
+            f"{row.within_5pct:.0%}".replace("%", " %"),
+            f"{row.bytes_per_step:,.0f}",
+        ]
+        for row in rows
+    ]
+    return Grid("Density and budgets", [*heads, "steps within 5 %", "bytes a step"], lines)
+
+
+def _figures(rows: Sequence[Row], curves: dict[str, Run]) -> list[Figure]:
+    lines = [
+        Line(name, [line["step"] for line in each.steps], [line["buildup"] for line in each.steps])
+        for name, each in curves.items()
+    ]
+    ratios: dict[str, dict[int, float]] = {}
+    steady = {(row.case, row.workers, row.density): row for row in rows if row.method == STEADY}
+    for row in rows:
+        if row.method == BUDGET:
+            one = steady[row.case, row.workers, row.density]
+            ratios.setdefault(f"{row.case}, density {row.density:g}", {})[row.workers] = _ratio(one, row)
+    against = [
+        Line(name, sorted(found), [found[workers] for workers in sorted(found)]) for name, found in ratios.items()
+    ]
+    return [
+        Figure("density", "realised density", "step", "sent, of what was asked for", lines, log_y=True),
+        Figure("error", "total error of budget", "workers", "of steady's", against, "Below 1, budget is better."),
+    ]
+
+
+def _note(shelf: Shelf) -> str:
+    steps, seeds = QUICK if shelf.quick else FULL
+    return (
+        f"Virtual workers, {steps} steps, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}. The constant threshold "
+        "is tuned in repeated runs until it sends as much as steady."
+    )
+
+
+EXPERIMENT = Experiment(
+    id="density-control",
+    source="this library",
+    claim="Steady density holds at every step, and a budget leaves a smaller total error for the same bytes.",
+    minutes=60,
+    run=run,
+)

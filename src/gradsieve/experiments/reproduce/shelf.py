@@ -57,13 +57,12 @@ class Shelf:
 
     def measure(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` returns, as JSON has it: read if it is there, else made and kept."""
-        place = self.folder / "measured" / f"{name}.json"
+        place = self.folder / "measured" / f"{name}{'-quick' if self.quick else ''}.json"
         if place.exists():
             return json.loads(place.read_text())
         self.check()
         text = json.dumps(make())
         self.check()
-        place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, text + "\n")
         return json.loads(text)
 

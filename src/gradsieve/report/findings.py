@@ -1,0 +1,67 @@
+"""The page of experiments: for each a claim, its criteria, figures and conditions, in one HTML file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradsieve.experiments.reproduce.base import REPRODUCED, Check, Figure, Grid
+from gradsieve.experiments.reproduce.outcomes import Outcome
+from gradsieve.report.lines import Entry, Plot, axes, draw
+from gradsieve.report.page import fill
+from gradsieve.report.style import Style, styles
+
+
+@dataclass(frozen=True)
+class Told:
+    """One experiment as the page shows it."""
+
+    id: str
+    claim: str
+    source: str
+    verdict: str
+    reproduced: bool
+    note: str
+    checks: list[Check]
+    plots: list[Plot]
+    tables: list[Grid]
+    conditions: str
+
+
+def render_findings(outcomes: Sequence[Outcome]) -> str:
+    """The whole page."""
+    if not outcomes:
+        raise ValueError("a page must have one experiment at least, got none")
+    sections = [_told(outcome) for outcome in outcomes]
+    done = sum(told.reproduced for told in sections)
+    kind = "smaller versions of " if outcomes[0].quick else ""
+    many = f"{len(sections)} experiment{'s' if len(sections) != 1 else ''}"
+    lead = f"Of {kind}{many}, {done} reproduced what is claimed."
+    return fill("findings.html.j2", sections, lead=lead)
+
+
+def _told(outcome: Outcome) -> Told:
+    finding = outcome.finding
+    labels = dict.fromkeys(line.label for figure in finding.figures for line in figure.lines)
+    looks, places = styles(labels), {label: i for i, label in enumerate(labels)}
+    about = ", ".join(f"{name} {value}" for name, value in outcome.conditions.items())
+    return Told(
+        id=outcome.id,
+        claim=outcome.claim,
+        source=outcome.source,
+        verdict=finding.verdict,
+        reproduced=finding.verdict == REPRODUCED,
+        note=finding.note,
+        checks=finding.checks,
+        plots=[plot_of(figure, looks, places) for figure in finding.figures],
+        tables=finding.tables,
+        conditions=f"{outcome.command} ({about})",
+    )
+
+
+def plot_of(figure: Figure, looks: dict[str, Style], places: dict[str, int]) -> Plot:
+    layout = axes(figure.x, figure.y, log_x=figure.log_x, log_y=figure.log_y)
+    empty = Plot(figure.key, figure.title, figure.about, layout=layout, missing="there is no point to draw")
+    entries = (
+        Entry(line.label, looks[line.label], places[line.label], zip(line.x, line.y, strict=True))
+        for line in figure.lines
+    )
+    return draw(empty, entries)

@@ -1,0 +1,109 @@
+"""The experiment on density and budgets: which runs it has, and how it judges."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradsieve.experiments.reproduce import density_control
+from gradsieve.experiments.reproduce.density_control import (
+    BF16,
+    BUDGET,
+    CASES,
+    CONSTANT,
+    METHODS,
+    ORACLE,
+    STEADY,
+    Row,
+    cells,
+    judge,
+    settings,
+)
+from gradsieve.experiments.reproduce.shelf import Shelf
+from gradsieve.experiments.running import Stop
+
+GOOD = Row(
+    case="mlp",
+    workers=8,
+    density=0.001,
+    method=STEADY,
+    seeds=3,
+    metric_name="accuracy",
+    higher_is_better=True,
+    metric=0.9,
+    loss=1.0,
+    total_error=100.0,
+    sent=1.0,
+    worst_sent=1.0,
+    within_5pct=1.0,
+    most=1.0,
+    bytes_per_step=1000.0,
+    imbalance=1.0,
+)
+
+
+def rows(case: str = "mlp", error: float = 60.0, bf16: float = 0.8, metric: float = 0.9) -> list[Row]:
+    return [
+        replace(GOOD, case=case),
+        replace(GOOD, case=case, method=BUDGET, total_error=error, metric=metric),
+        replace(GOOD, case=case, method=BF16, loss=bf16),
+        replace(GOOD, case=case, method=ORACLE, loss=0.5),
+    ]
+
+
+def holds(found: list[Row]) -> list[bool]:
+    return [check.holds for check in judge(found)]
+
+
+def test_verdicts() -> None:
+    assert holds(rows()) == [True] * 5
+    assert all(holds(rows("cnn")))
+    assert holds(rows("cnn", error=70.0)) == [True, True, False, True]
+    assert holds(rows(error=101.0)) == [True, True, False, True, True]
+    assert holds(rows(metric=0.89)) == [True, True, True, False, True]
+    assert holds(rows(bf16=0.9)) == [True, True, True, True, False]
+    lower = [replace(row, higher_is_better=False) for row in rows(metric=0.91)]
+    assert holds(lower) == [True, True, True, False, True]
+    bad = rows()
+    bad[0] = replace(bad[0], within_5pct=0.99)
+    bad[1] = replace(bad[1], worst_sent=0.97)
+    assert holds(bad) == [False, False, True, True, True]
+    assert judge([]) == []
+
+
+def test_all_cells_count() -> None:
+    other = [replace(GOOD, workers=16), replace(GOOD, workers=16, method=BUDGET, total_error=300.0)]
+    check = judge([*rows(), *other])[2]
+    assert not check.holds
+    assert check.found == "0.60x, 1.34x over 2 cells"
+
+
+def test_cells_have_all_methods_once_and_the_grid_has_two() -> None:
+    found = list(cells(CASES["mlp"], quick=False))
+    assert len(found) == len(set(found)) == len(METHODS) + 2 * 5
+    assert {method for workers, density, method in found if workers == 16} == {STEADY, BUDGET}
+    assert len(list(cells(CASES["mlp"], quick=True))) == len(METHODS)
+
+
+def test_methods_send_as_many_bytes(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, True, lambda progress: None, Stop())
+
+    def density(method: str) -> float:
+        return settings(shelf, CASES["ncf"], 8, 0.001, METHODS[method], 0).density
+
+    assert density(BF16) == pytest.approx(0.00171, rel=0.01)
+    assert density("topk") == 0.001 / 8
+    assert density(STEADY) == 0.001
+
+
+def test_it_runs_and_tunes_the_constant_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
+    monkeypatch.setattr(density_control, "QUICK", (40, (0,)))
+    monkeypatch.setitem(CASES, "ncf", replace(CASES["ncf"], methods=(STEADY, BUDGET, CONSTANT), width=0.25))
+    shelf = Shelf(tmp_path, True, lambda progress: None, Stop())
+    found = density_control.run(shelf, ["ncf"])
+    assert [check.criterion.split(":")[0] for check in found.checks] == ["steady", "budget", "ncf", "ncf"]
+    assert found.checks[0].holds
+    (grid,) = found.tables
+    sent = {row[3]: float(row[8].rstrip("x")) for row in grid.rows}
+    assert sent[CONSTANT] == pytest.approx(sent[STEADY], rel=0.1)
