@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench lab figures reports clean
+.PHONY: help demo test test-all check format bench lab figures reports reproduce clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -52,6 +52,10 @@ figures: $(READY) ## draw the README's pictures from benchmarks/
 
 reports: $(READY) ## train on MNIST, WikiText-2 and SST-2 from GRADSIEVE_DATA, write benchmarks/reports/ (1 hour)
 	sh benchmarks/reports.sh
+
+reproduce: $(READY) ## regenerate the papers' claims from GRADSIEVE_DATA, write benchmarks/reproduction/ and the docs' tables (2 hours)
+	$(BIN)/gradsieve reproduce all density-control --out benchmarks/reproduction || test $$? -eq 1
+	$(BIN)/python benchmarks/tables.py
 
 clean: ## remove everything that was built
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

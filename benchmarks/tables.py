@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradsieve.experiments.reproduce import EXPERIMENTS
+
 ROOT = Path(__file__).parent.parent
+REPRODUCTION = ROOT / "benchmarks" / "reproduction"
 Rows = list[dict[str, str]]
 
 
@@ -95,15 +98,36 @@ def claims() -> str:
     )
 
 
+def verdicts() -> str:
+    """A line an experiment of the papers, and the conditions."""
+    found = [outcome(name) for name in EXPERIMENTS if (REPRODUCTION / f"{name}.json").exists()]
+    lines = ([o["id"], o["source"], o["claim"], f"**{o['finding']['verdict']}**"] for o in found)
+    first = found[0]["conditions"]
+    table = markdown(["id", "from", "claim", "verdict"], lines)
+    return f"{table}\n\n({first['machine']}, torch {first['torch']}, {first['date']})"
+
+
+def criteria() -> str:
+    """A line a criterion."""
+    lines = (
+        [name, check["criterion"], check["found"], "yes" if check["holds"] else "**no**"]
+        for name in EXPERIMENTS
+        if (REPRODUCTION / f"{name}.json").exists()
+        for check in outcome(name)["finding"]["checks"]
+    )
+    return markdown(["id", "criterion", "found", "holds"], lines)
+
+
 def outcome(name: str) -> dict[str, Any]:
     """What `gradsieve reproduce NAME --out benchmarks/reproduction` left."""
-    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "reproduction" / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((REPRODUCTION / f"{name}.json").read_text())
     return found
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density, "claims": claims},
+    "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria},
 }
 
 

@@ -24,7 +24,7 @@ _QUICK_MINUTES = 10
 
 
 def reproduce(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Experiments; or all; or list.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Experiments; or all; or list.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller: all in 10 minutes.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder; default: runs/reproduce or runs/reproduce-quick.")
