@@ -317,8 +317,8 @@ def _note(shelf: Shelf) -> str:
     steps, seeds = QUICK if shelf.quick else FULL
     many = f"{len(seeds)} seeds where not said otherwise" if len(seeds) > 1 else "one seed"
     return (
-        f"Virtual workers, {steps} steps, {many}. The constant threshold is tuned in repeated runs until it sends as "
-        "much as steady."
+        f"Virtual workers, {steps} steps, {many}. The constant threshold is tuned in repeated runs until it sends "
+        "as much as steady."
     )
 
 
