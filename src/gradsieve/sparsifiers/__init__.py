@@ -8,6 +8,7 @@ from gradsieve.sparsifiers.base import Sparsifier, Window
 from gradsieve.sparsifiers.cltk import CLTk
 from gradsieve.sparsifiers.deft import DEFT
 from gradsieve.sparsifiers.dense import Dense
+from gradsieve.sparsifiers.dgc import DGC
 from gradsieve.sparsifiers.exdyna import ExDyna
 from gradsieve.sparsifiers.hard_threshold import HardThreshold
 from gradsieve.sparsifiers.micro import MiCRO
@@ -23,6 +24,7 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "hard_threshold": HardThreshold,
     "cltk": CLTk,
     "sidco": SIDCo,
+    "dgc": DGC,
     "micro": MiCRO,
     "deft": DEFT,
     "exdyna": ExDyna,
