@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradsieve import SparseReducer, StepReport, VirtualWorld, make_sparsifier
+from gradsieve import Exchanged, SparseReducer, StepReport, VirtualWorld, make_sparsifier
+from gradsieve.reducer import _write_
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,6 +53,10 @@ def gradients(kind: str, n: int, world_size: int, seed: int) -> list[Tensor]:
     return [KINDS[kind](n, torch.Generator().manual_seed(1000 * seed + rank)) for rank in range(world_size)]
 
 
+# Options under which a sparsifier adds nothing but the gradient: for laws that are about gradients themselves.
+PLAIN: dict[str, dict[str, Any]] = {"dgc": {"momentum": 0.0}}
+
+
 class Group:
     """Virtual workers with one reducer each."""
 
@@ -81,10 +86,15 @@ class Group:
         """Copies, zero before the first step."""
         return [torch.zeros(n) if r._residual is None else r.residual.clone() for r in self.reducers]
 
+    def accumulators(self, grads: list[Tensor]) -> list[Tensor]:
+        """What the next step with these gradients has to send or to keep."""
+        pairs = zip(self.residuals(len(grads[0])), self.reducers, grads, strict=True)
+        return [e + added(reducer.state_dict(), g) for e, reducer, g in pairs]
+
     def step_lawfully(self, grads: list[Tensor]) -> Tensor:
         """Run a step and check that nothing was lost; returns the update."""
         n = len(grads[0])
-        accs = [e + g.to(torch.float32) for e, g in zip(self.residuals(n), grads, strict=True)]
+        accs = self.accumulators(grads)
         updates = self.step(grads)
         check_nothing_lost(accs, updates, self.residuals(n))
         for report in self.reports:
@@ -95,6 +105,42 @@ class Group:
 
     def states(self) -> list[dict[str, Any]]:
         return [reducer.state_dict() for reducer in self.reducers]
+
+
+def run_in_pieces(group: Group, grads: list[Tensor], edges: list[int], held: dict[int, set[int]]) -> list[Tensor]:
+    """A step whose gradient comes in pieces, last one first, as DDP's buckets do; `held` are (rank: pieces)."""
+    outs, programs = [grad.clone() for grad in grads], []
+    for rank, (reducer, out) in enumerate(zip(group.reducers, outs, strict=True)):
+        reducer.open(len(out), out.device)
+        for number in reversed(range(len(edges) - 1)):
+            piece = out[edges[number] : edges[number + 1]]
+            reducer.add(piece, edges[number], piece, hold_back=number in held.get(rank, set()))
+
+        def write(sent: Exchanged, out: Tensor = out) -> None:
+            _write_(out, sent)
+
+        programs.append(reducer.finish(write))
+    group.world.run(programs)
+    group.reports = [reducer.end_step() for reducer in group.reducers]
+    return outs
+
+
+def check_loss_scale(plain: Group, scaled: Group) -> None:
+    """If gradients come 1024 times as large from some step on, so do updates, and nothing else changes."""
+    for step in range(12):
+        grads, factor = gradients("normal", 2_000, 2, step), 1.0 if step < 5 else 1024.0
+        if step == 5:
+            for reducer in scaled.reducers:
+                reducer.rescale(factor)
+        expected = plain.step(grads)[0]
+        assert torch.equal(scaled.step([factor * grad for grad in grads])[0], factor * expected), f"step {step}"
+
+
+def added(state: dict[str, Any], grad: Tensor) -> Tensor:
+    """What a gradient adds to the residual of a worker with this state: itself, or with momentum its velocity."""
+    grad = grad.to(torch.float32)
+    velocity = state["state"].get("velocity")
+    return grad if velocity is None else velocity * state["options"]["momentum"] + grad
 
 
 def check_nothing_lost(accs: list[Tensor], updates: list[Tensor], residuals: list[Tensor]) -> None:

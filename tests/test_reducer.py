@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from gradsieve import Exchanged, SparseReducer, VirtualWorld, make_sparsifier, ops
-from gradsieve.reducer import _write_
-from helpers import Group, assert_same, gradients
+from gradsieve import SparseReducer, VirtualWorld, make_sparsifier, ops
+from helpers import Group, assert_same, gradients, run_in_pieces
 
 
 def make(**changes: object) -> SparseReducer:
@@ -170,26 +169,6 @@ def test_gradient_is_not_changed_unless_it_is_out() -> None:
 def test_gradient_that_requires_grad() -> None:
     update = VirtualWorld(1).run([make().reduce(torch.ones(10, requires_grad=True))])[0]
     assert not update.requires_grad
-
-
-def run_in_pieces(
-    group: Group, grads: list[torch.Tensor], edges: list[int], held: dict[int, set[int]]
-) -> list[torch.Tensor]:
-    """A step whose gradient comes in pieces, last one first, as DDP's buckets do; `held` are (rank: pieces)."""
-    outs, programs = [grad.clone() for grad in grads], []
-    for rank, (reducer, out) in enumerate(zip(group.reducers, outs, strict=True)):
-        reducer.open(len(out), out.device)
-        for number in reversed(range(len(edges) - 1)):
-            piece = out[edges[number] : edges[number + 1]]
-            reducer.add(piece, edges[number], piece, hold_back=number in held.get(rank, set()))
-
-        def write(sent: Exchanged, out: torch.Tensor = out) -> None:
-            _write_(out, sent)
-
-        programs.append(reducer.finish(write))
-    group.world.run(programs)
-    group.reports = [reducer.end_step() for reducer in group.reducers]
-    return outs
 
 
 def test_pieces_make_the_same_step(sparsifier: str) -> None:

@@ -24,6 +24,13 @@ def positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def below_one(name: str, value: Any) -> float:
+    """A number in [0, 1)."""
+    if not 0 <= number(name, value) < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}")
+    return float(value)
+
+
 def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")

@@ -77,7 +77,8 @@ def save(
 def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Program[dict[str, Any]]:
     """This rank's state from the last checkpoint, with `extra`; `resized` says if the number of ranks changed.
 
-    From n ranks to m: `sum(residuals')/m == sum(residuals)/n`.
+    From n ranks to m: `sum(residuals')/m == sum(residuals)/n`, and so for all that a sparsifier keeps for every
+    element of the gradient.
     """
     error, state = "", {}
     try:
@@ -141,7 +142,10 @@ def _read(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> di
     same = world_size == own["world_size"]
     state = _read_part(place, f"rank-{own['rank'] % world_size}", manifest)
     if not same:
-        state["residual"] = _mean_residual(place, manifest)
+        state["residual"] = _mean(place, manifest, "residual")
+        for key, value in state.get("state", {}).items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.shape == (manifest["n"],):
+                state["state"][key] = _mean(place, manifest, f"state.{key}")
     facts = {"rank": own["rank"], "world_size": own["world_size"], "resized": not same}
     extra = _read_part(place, "extra", manifest) if "extra.json" in manifest["files"] else {}
     return {**state, **facts, "extra": extra}
@@ -156,12 +160,12 @@ def _read_part(place: Path, name: str, manifest: dict[str, Any]) -> dict[str, An
     return state
 
 
-def _mean_residual(place: Path, manifest: dict[str, Any]) -> Tensor:
-    """Each new rank starts with the mean of the old residuals, summed in float64, one file at a time."""
+def _mean(place: Path, manifest: dict[str, Any], name: str) -> Tensor:
+    """Each new rank starts with the mean of the old ranks' vectors, summed in float64, one file at a time."""
     total = torch.zeros(manifest["n"], dtype=torch.float64)
     for rank in range(manifest["world_size"]):
         with _opened(place, f"rank-{rank}", manifest) as tensors:
-            total += tensors.get_tensor("residual")
+            total += tensors.get_tensor(name)
     mean: Tensor = (total / manifest["world_size"]).float()
     return mean
 

@@ -15,6 +15,7 @@ from gradsieve.collectives import Ledger, Program, watched
 from gradsieve.exchange import Exchanged
 from gradsieve.handshake import handshake
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
+from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.sparsifiers.dense import Dense
 from gradsieve.steps import Clock, StepReport
 
@@ -116,7 +117,8 @@ class SparseReducer:
         """One piece of a step's gradient: `residual[start:][:len(grad)] += grad`.
 
         `before` receives the residual as it was, and must stay until `finish` writes; it may be `grad` itself.
-        `hold_back` says that the gradient is zero and nothing of this piece may be sent: its residual waits.
+        `hold_back` says that the gradient is zero and nothing of this piece may be sent: its residual waits, and
+        whatever else the sparsifier keeps for it. What is added is the gradient as the sparsifier's `fold` has it.
         """
         if not self._pieces:
             self.ledger, self._finite = Ledger(), torch.tensor(True, device=grad.device)
@@ -129,8 +131,8 @@ class SparseReducer:
         if hold_back:
             first = last = start
         inside = (min(max(edge - start, 0), len(grad)) for edge in (first, last))
-        piece = self.residual[start:stop]
-        hits = ops.accumulate_select_(piece, grad, threshold, *inside, backup=before, finite=self._finite)
+        piece, added = self.residual[start:stop], grad if hold_back else self.sparsifier.fold(grad, start)
+        hits = ops.accumulate_select_(piece, added, threshold, *inside, backup=before, finite=self._finite)
         self._pieces.append(_Piece(start, stop, before, hold_back, hits + start if start else hits))
         self._clock.lap("accumulate")
 
@@ -164,6 +166,7 @@ class SparseReducer:
             if sent.finite:
                 for piece in pieces:
                     sparsifier.settle_(acc[piece.start : piece.stop], piece.before)
+                self.sparsifier.commit(sent, [(p.start, p.stop) for p in pieces if p.hold_back])
             else:
                 _restore_(acc, pieces)
             committed = True
@@ -203,7 +206,7 @@ class SparseReducer:
 
     def _make_report(self, step: Step, sparsifier: Sparsifier, sent: Exchanged, clock: Clock) -> StepReport:
         total = self.ledger.total
-        norm = _norm(self.residual) if self.measure else None
+        norm = vector_norm(self.residual) if self.measure else None
         clock.lap("measure")
         return StepReport(
             step=step.index,
@@ -336,10 +339,6 @@ def _write_(out: Tensor, sent: Exchanged) -> None:
         sent.values.zero_()  # the dense exchange leaves its mean in the accumulator
     else:
         ops.scatter_update_(out, sent.indices, sent.values)
-
-
-def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def _name_of(sparsifier: Sparsifier) -> str:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradsieve import Sieve
+from helpers import added
 
 
 def flat_gradient(sieve: Sieve, loss: Tensor) -> Tensor:
@@ -39,8 +40,8 @@ def lawful_backward(
     """`losses(model).backward()` through DDP, with the law checked; returns the update."""
     for parameter in sieve._parameters.values():
         parameter.grad = None
-    before = sieve.reducer.residual.clone()
-    acc = before + flat_gradient(sieve, losses(model.module))  # type: ignore[arg-type]
+    gradient = flat_gradient(sieve, losses(model.module))  # type: ignore[arg-type]
+    acc = sieve.reducer.residual + added(sieve.state_dict(), gradient)
     losses(model).backward()
     update, after = flat_update(sieve), sieve.reducer.residual
     check_law(acc, update, after, tolerance)

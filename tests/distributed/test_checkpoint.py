@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradsieve import CheckpointError, Sieve, sparsify
 
-NAMES = ("exdyna", "sidco", "topk", "hard_threshold")
+NAMES = ("exdyna", "sidco", "topk", "hard_threshold", "sage", "dgc", "accordion")
 
 
 def _train(model: DDP, sieve: Sieve, rank: int, first: int, last: int) -> list[Tensor]:
@@ -60,6 +60,8 @@ def _save(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
         _train(model, sieve, rank, 0, 11)
         sieve.save(folder / name, extra={"epoch": rank, "model": {3: torch.arange(3) + rank}})
         residuals[name] = sieve.reducer.residual.clone()
+        if name == "dgc":
+            residuals["velocity"] = sieve.state_dict()["state"]["velocity"]
     return residuals
 
 
@@ -72,6 +74,8 @@ def _load(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
         assert extra["epoch"] == 0  # what rank 0 gave, on every rank
         assert extra["model"]["3"].tolist() == [0, 1, 2]
         residuals[name] = sieve.reducer.residual.clone()
+        if name == "dgc":
+            residuals["velocity"] = sieve.state_dict()["state"]["velocity"]
         assert sieve.reducer.step == 11
         _train(model, sieve, rank, 11, 14)
         sieve.check_replicas()
@@ -88,7 +92,7 @@ def test_other_world_size(before: int, after: int, tmp_path: Path) -> None:
         folder.mkdir()
     old = run_processes(_save, before, folders[0], tmp_path / "saved")
     new = run_processes(_load, after, folders[1], tmp_path / "saved")
-    for name in NAMES:
+    for name in (*NAMES, "velocity"):
         mean_before = torch.stack([part[name] for part in old]).double().mean(0)
         mean_after = torch.stack([part[name] for part in new]).double().mean(0)
         torch.testing.assert_close(mean_after, mean_before, rtol=1e-6, atol=1e-9)

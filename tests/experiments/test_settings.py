@@ -4,11 +4,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from gradsieve import SPARSIFIERS
 from gradsieve.experiments.feed import Feed
 from gradsieve.experiments.methods import parse_method, parse_methods
-from gradsieve.experiments.optimizers import learning_rate
+from gradsieve.experiments.optimizers import learning_rate, make_optimizer
 from gradsieve.experiments.settings import Settings
 from gradsieve.tasks import make_task
 from gradsieve.tasks.shards import shards
@@ -37,6 +38,21 @@ def test_bad_methods(text: str, words: str) -> None:
 
 def test_methods_that_send_everything_say_so() -> None:
     assert [parse_method(name, 0.01).density for name in ("dense", "fp16", "powersgd", "topk")] == [1, 1, 1, 0.01]
+
+
+def test_momentum_is_applied_once() -> None:
+    """Where the sparsifier has it, the optimizer has none; Adam's is no SGD momentum."""
+    model = torch.nn.Linear(2, 2)
+    for name, optimizer, sparsifiers, theirs in (
+        ("dgc", "sgd", {"momentum": 0.8}, 0.0),
+        ("dgc", "adam", {"momentum": 0.0}, None),
+        ("topk", "sgd", {}, 0.8),
+        ("powersgd", "sgd", {}, 0.8),
+    ):
+        run = Settings("mlp", sparsifier=name, optimizer=optimizer, lr=0.1, momentum=0.8)
+        assert run.all_options() == sparsifiers
+        assert make_optimizer(model, run).param_groups[0].get("momentum") == theirs
+    assert Settings("mlp", sparsifier="dgc", options={"momentum": 0.5}).all_options() == {"momentum": 0.5}
 
 
 def test_all_sparsifiers_can_be_named() -> None:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from helpers import Group, gradients
+from helpers import PLAIN, Group, gradients
 
 
 @pytest.mark.parametrize("n", [1, 33, 32_769])
 @pytest.mark.parametrize("world_size", [1, 2, 7])
 def test_equals_the_mean(sparsifier: str, n: int, world_size: int) -> None:
-    group = Group(sparsifier, 1.0, world_size)
+    group = Group(sparsifier, 1.0, world_size, **PLAIN.get(sparsifier, {}))
     for step in range(3):
         grads = gradients("normal", n, world_size, step)
         update = group.step_lawfully(grads)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import SPARSIFIERS
-from helpers import KINDS, Group, check_nothing_lost, gradients
+from helpers import KINDS, PLAIN, Group, check_nothing_lost, gradients
 
 SIZES = (1, 2, 31, 32, 33, 1_000, 32_767, 32_769, 1_000_003)
 WORLDS = (1, 2, 3, 4, 7, 16)
@@ -46,7 +46,7 @@ def test_any_sequence(
     group = Group(sparsifier, density, world_size)
     for step, kind in enumerate(kinds):
         grads = [grad.to(dtype) for grad in gradients(kind, n, world_size, step)]
-        accs = [e + g.to(torch.float32) for e, g in zip(group.residuals(n), grads, strict=True)]
+        accs = group.accumulators(grads)
         updates = group.step(grads)
         assert all(update.dtype == dtype for update in updates)
         if not group.reports[0].finite:  # float16 ends at 65,504
@@ -68,7 +68,7 @@ def test_everything_is_sent_in_the_end(sparsifier: str) -> None:
     """After gradients stop, residuals drain: what was held back does arrive."""
     if sparsifier in ("hard_threshold", "sidco"):
         pytest.skip("what stays below a fixed or fitted threshold is never sent, by definition")
-    group = Group(sparsifier, 0.05, 3)
+    group = Group(sparsifier, 0.05, 3, **PLAIN.get(sparsifier, {}))
     total = torch.zeros(300, dtype=torch.float64)
     for step in range(10):
         grads = gradients("normal", 300, 3, step)
@@ -93,7 +93,7 @@ def test_rounded_values(sparsifier: str, n: int, world_size: int, density: float
     group = Group(sparsifier, density, world_size, values="bf16")
     for step, kind in enumerate(kinds):
         grads = gradients(kind, n, world_size, step)
-        accs = [e + g for e, g in zip(group.residuals(n), grads, strict=True)]
+        accs = group.accumulators(grads)
         updates = group.step(grads)
         assert group.reports[0].finite
         assert all(torch.equal(update, updates[0]) for update in updates)

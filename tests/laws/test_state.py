@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import SPARSIFIERS
-from helpers import Group, assert_same, gradients
+from helpers import Group, assert_same, check_loss_scale, gradients
 
 N, WORLD, DENSITY = 2_000, 4, 0.02
 
@@ -43,6 +43,10 @@ def test_saved_and_loaded_equals_never_stopped(sparsifier: str) -> None:
         assert second.reports[0].counts == through.reports[0].counts
     for expected_state, found_state in zip(through.states(), second.states(), strict=True):
         assert_same(found_state, expected_state)
+
+
+def test_state_follows_the_loss_scale(sparsifier: str) -> None:
+    check_loss_scale(Group(sparsifier, DENSITY, 2), Group(sparsifier, DENSITY, 2))
 
 
 def test_state_is_plain(sparsifier: str) -> None:

@@ -56,6 +56,11 @@ def parse_method(text: str, density: float) -> Method:
     return Method(name, 1.0 if name == DENSE else density, options, label, values)
 
 
+def has_momentum(name: str) -> bool:
+    """Whether a method applies momentum itself, so that the optimizer must not."""
+    return name in SPARSIFIERS and "momentum" in make_sparsifier(name).options()
+
+
 def with_steps(options: dict[str, Any], steps: int) -> dict[str, Any]:
     """A budget is for the run, unless it says otherwise."""
     return {"total_steps": steps, **options} if options.get("spend") == "budget" else options

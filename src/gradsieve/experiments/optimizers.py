@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from gradsieve.experiments.methods import has_momentum
 from gradsieve.experiments.settings import Settings
 
 
@@ -14,7 +15,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
     return torch.optim.SGD(
         model.parameters(),
         settings.lr,
-        momentum=settings.momentum or 0.0,
+        momentum=0.0 if has_momentum(settings.sparsifier) else settings.momentum or 0.0,
         weight_decay=settings.weight_decay or 0.0,
     )
 

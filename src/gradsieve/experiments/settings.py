@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
-from gradsieve.experiments.methods import PEERS, Method, with_steps
+from gradsieve.experiments.methods import PEERS, Method, has_momentum, with_steps
 from gradsieve.lab.rates import DEFAULT_RATE, Link, parse_links
 from gradsieve.tasks import TASKS, Task, make_task
 from gradsieve.tasks.base import Recipe
@@ -121,8 +121,11 @@ class Settings:
         )
 
     def all_options(self) -> dict[str, Any]:
-        """The sparsifier's options for a run of this length."""
-        return with_steps(self.options, self.steps)
+        """The sparsifier's options for a run of this length, with SGD's momentum where it is the sparsifier's."""
+        options = with_steps(self.options, self.steps)
+        if not has_momentum(self.sparsifier):
+            return options
+        return {"momentum": (self.momentum or 0.0) if self.optimizer == "sgd" else 0.0, **options}
 
     def make_task(self) -> Task:
         """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says.

@@ -4,15 +4,19 @@ from typing import Any
 
 from gradsieve._check import one_of
 from gradsieve.exchange import Step
+from gradsieve.sparsifiers.accordion import Accordion
 from gradsieve.sparsifiers.base import Sparsifier, Window
 from gradsieve.sparsifiers.cltk import CLTk
 from gradsieve.sparsifiers.deft import DEFT
 from gradsieve.sparsifiers.dense import Dense
+from gradsieve.sparsifiers.dgc import DGC
 from gradsieve.sparsifiers.exdyna import ExDyna
+from gradsieve.sparsifiers.gaussiank import GaussianK
 from gradsieve.sparsifiers.hard_threshold import HardThreshold
 from gradsieve.sparsifiers.micro import MiCRO
 from gradsieve.sparsifiers.oracle import Oracle
 from gradsieve.sparsifiers.randomk import RandomK
+from gradsieve.sparsifiers.sage import SAGE
 from gradsieve.sparsifiers.sidco import SIDCo
 from gradsieve.sparsifiers.topk import TopK
 
@@ -23,6 +27,10 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "hard_threshold": HardThreshold,
     "cltk": CLTk,
     "sidco": SIDCo,
+    "gaussiank": GaussianK,
+    "sage": SAGE,
+    "dgc": DGC,
+    "accordion": Accordion,
     "micro": MiCRO,
     "deft": DEFT,
     "exdyna": ExDyna,

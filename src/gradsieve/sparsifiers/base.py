@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gradsieve import exchange
+from gradsieve import exchange, ops
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged, Step
+from gradsieve.exchange import Exchanged, Span, Step
 
 
 class Window(NamedTuple):
@@ -24,6 +24,7 @@ class Window(NamedTuple):
 
 
 NOTHING = Window(float("inf"), 0, 0)
+SMALLEST = 2.0**-149  # of all float32 magnitudes that are not zero
 
 
 @dataclass(eq=False)
@@ -34,11 +35,12 @@ class Sparsifier:
     `select`, if it must talk before it can pick) and, where the default does not fit, `exchange`, `window` and
     `observe`. A step calls, in this order,
 
-        window -> select -> exchange -> settle_ -> observe
+        window -> fold -> select -> exchange -> settle_ -> commit -> observe
 
-    and the last two only if every worker's gradient was finite. State belongs in attributes that `setup` creates
-    and that `SHARED` (the same on all workers) or `LOCAL` names; only `observe` may change them, so that a step
-    which is called off leaves no trace.
+    and the last three only if every worker's gradient was finite. State belongs in attributes that `setup` creates
+    and that `SHARED` (the same on all workers) or `LOCAL` names; only `commit` and `observe` may change them, so
+    that a step which is called off leaves no trace. Where a step sends everything, whoever the sparsifier is, only
+    `fold` and `commit` are called.
     """
 
     SHARED: ClassVar[tuple[str, ...]] = ()
@@ -52,6 +54,10 @@ class Sparsifier:
     def window(self, step: Step) -> Window:
         """What to find in the accumulating pass; `select` receives it as `hits`."""
         return NOTHING
+
+    def fold(self, grad: Tensor, start: int) -> Tensor:
+        """What a piece of the gradient, the elements from `start` on, adds to the residual: by default itself."""
+        return grad
 
     def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
         """The positions that this worker wants sent: sorted, int64, without repetition. `acc` is not changed."""
@@ -69,8 +75,11 @@ class Sparsifier:
     def settle_(self, residual: Tensor, before: Tensor) -> None:
         """Change the residual that is kept, knowing the one `before` this step."""
 
+    def commit(self, sent: Exchanged, waiting: Sequence[Span]) -> None:
+        """The step stands: keep what `fold` made of the gradient. Parts that are `waiting` were not folded."""
+
     def observe(self, sent: Exchanged, step: Step) -> None:
-        """Learn from what was sent: the only place where state changes."""
+        """Learn from what was sent."""
 
     def rescale(self, factor: float) -> None:
         """Gradients and residual were multiplied by `factor`: so must be thresholds in the state."""
@@ -133,6 +142,16 @@ def _form(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return f"list of {len(value)}" if isinstance(value, list) else type(value).__name__
+
+
+def select_from(acc: Tensor, threshold: float) -> Tensor:
+    """The sorted positions of the magnitudes from a threshold on, but never of zeros."""
+    return ops.select_above(acc, max(threshold, SMALLEST))
+
+
+def vector_norm(x: Tensor) -> float:
+    """The Euclidean norm, which float32 could not always hold."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def largest(acc: Tensor, k: int) -> Tensor:

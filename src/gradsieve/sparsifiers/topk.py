@@ -27,9 +27,13 @@ class TopK(Sparsifier):
     def __post_init__(self) -> None:
         one_of("aggregation", self.aggregation, ("union", "own"))
 
+    def count(self, step: Step) -> int:
+        """How many positions each worker picks in this step."""
+        return step.k
+
     def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        return largest(acc, step.k)
+        return largest(acc, self.count(step))
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
         combine = exchange.union if self.aggregation == "union" else exchange.own_index
-        return combine(acc, picked, pulse, step, [step.k] * step.world_size)
+        return combine(acc, picked, pulse, step, [self.count(step)] * step.world_size)

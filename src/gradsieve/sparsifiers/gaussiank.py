@@ -1,0 +1,65 @@
+"""Gaussian-k: the threshold is a normal distribution's quantile, moved until about k elements pass it.
+
+Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import scipy.special
+import torch
+from torch import Tensor
+
+from gradsieve.exchange import Step
+from gradsieve.sparsifiers.base import Sparsifier, select_from
+
+ADJUSTMENTS = 4  # at the most
+FEW, MANY = 2 / 3, 4 / 3  # of k: a count outside moves the threshold
+LOWER, HIGHER = 0.5, 1.5
+_CHUNK = 1 << 16  # elements converted to float64 at a time
+
+
+@dataclass(eq=False)
+class GaussianK(Sparsifier):
+    """`S_r = {i: |acc_r[i]| >= threshold_r}`, with `|mean| + z * std` of `acc_r` as the first guess.
+
+    z is the quantile that k/n of a standard normal distribution exceed in magnitude. As long as the count is not
+    between 2k/3 and 4k/3, the threshold is halved or multiplied by 1.5, four times at the most. Two things are
+    ours: the mean counts with its magnitude, so that `-acc` has the same threshold as `acc` and none is negative;
+    and where nothing passes the last threshold, the last that something passed counts, so that no worker is stuck.
+    """
+
+    def setup(self, step: Step, sizes: Sequence[int]) -> None:
+        self._used: float | None = None
+
+    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
+        threshold = self._used = normal_threshold(*moments(acc), step.k / step.n)
+        picked = last = select_from(acc, threshold)
+        for _ in range(ADJUSTMENTS):
+            if FEW * step.k <= len(last) <= MANY * step.k or threshold == 0:
+                break
+            threshold *= LOWER if len(last) < step.k else HIGHER
+            last = select_from(acc, threshold)
+            if len(last):
+                picked, self._used = last, threshold
+        return picked
+
+    @property
+    def threshold_in_use(self) -> float | None:
+        return self._used
+
+
+def normal_threshold(mean: float, std: float, density: float) -> float:
+    """The magnitude that `density` of a normal distribution with mean zero exceed, moved by the mean."""
+    return abs(mean) - float(scipy.special.ndtri(density / 2)) * std
+
+
+def moments(x: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation, in float64 without a copy of the whole vector."""
+    sums = torch.zeros(2, dtype=torch.float64, device=x.device)
+    for part in x.split(_CHUNK):
+        wide = part.double()
+        sums += torch.stack([wide.sum(), wide.dot(wide)])
+    mean, square = (sums / len(x)).tolist()
+    return mean, math.sqrt(max(0.0, square - mean * mean))
