@@ -9,6 +9,7 @@ from gradsieve.sparsifiers.cltk import CLTk
 from gradsieve.sparsifiers.deft import DEFT
 from gradsieve.sparsifiers.dense import Dense
 from gradsieve.sparsifiers.exdyna import ExDyna
+from gradsieve.sparsifiers.gtopk import GTopK
 from gradsieve.sparsifiers.hard_threshold import HardThreshold
 from gradsieve.sparsifiers.micro import MiCRO
 from gradsieve.sparsifiers.oracle import Oracle
@@ -21,6 +22,7 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "topk": TopK,
     "randomk": RandomK,
     "hard_threshold": HardThreshold,
+    "gtopk": GTopK,
     "cltk": CLTk,
     "sidco": SIDCo,
     "micro": MiCRO,
