@@ -12,6 +12,7 @@ from gradsieve.sparsifiers.exdyna import ExDyna
 from gradsieve.sparsifiers.gtopk import GTopK
 from gradsieve.sparsifiers.hard_threshold import HardThreshold
 from gradsieve.sparsifiers.micro import MiCRO
+from gradsieve.sparsifiers.oktopk import OkTopk
 from gradsieve.sparsifiers.oracle import Oracle
 from gradsieve.sparsifiers.randomk import RandomK
 from gradsieve.sparsifiers.sidco import SIDCo
@@ -23,6 +24,7 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "randomk": RandomK,
     "hard_threshold": HardThreshold,
     "gtopk": GTopK,
+    "oktopk": OkTopk,
     "cltk": CLTk,
     "sidco": SIDCo,
     "micro": MiCRO,
