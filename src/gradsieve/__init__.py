@@ -3,7 +3,7 @@
 from gradsieve import analysis
 from gradsieve._version import __version__
 from gradsieve.checkpoint import CheckpointError
-from gradsieve.collectives import AllGather, AllReduce, Broadcast, Program
+from gradsieve.collectives import AllGather, AllReduce, AllToAll, Broadcast, Program
 from gradsieve.ddp import Sieve, sparsify
 from gradsieve.exchange import Exchanged
 from gradsieve.reducer import SparseReducer
@@ -17,6 +17,7 @@ __all__ = [
     "SPARSIFIERS",
     "AllGather",
     "AllReduce",
+    "AllToAll",
     "Broadcast",
     "CheckpointError",
     "Exchanged",

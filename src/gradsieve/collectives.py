@@ -59,7 +59,23 @@ class Broadcast:
     root: int
 
 
-Collective: TypeAlias = AllReduce | RoundedSum | AllGather | Broadcast
+@dataclass(frozen=True)
+class AllToAll:
+    """Rows for each worker: the first `splits[0]` of the tensor for worker 0, and so on. The reply: rows from each.
+
+    A worker that has nothing for another sends it nothing, so a pairwise exchange is one of these, too. `lengths`,
+    where this worker knows how many rows come from each, spares the round in which they are told; all know or
+    none does. `rank` is this worker's own: what it hands to itself does not travel.
+    """
+
+    tag: str
+    tensor: Tensor
+    splits: Sequence[int]
+    rank: int
+    lengths: Sequence[int] | None = None
+
+
+Collective: TypeAlias = AllReduce | RoundedSum | AllGather | Broadcast | AllToAll
 Program: TypeAlias = Generator[Collective, Any, T]
 
 
@@ -75,7 +91,9 @@ class Traffic:
 
     calls: int = 0
     handed_bytes: int = 0  # what this worker handed to the collectives, padding included
-    ring_bytes: float = 0.0  # what a worker puts on the wire, the mean over workers: no less than rings would
+    # What a worker puts on the wire: no less than rings would. The mean over workers, but of all-to-alls its own,
+    # as it does not know what others send each other.
+    ring_bytes: float = 0.0
     seconds: float = 0.0
 
     def __iadd__(self, other: "Traffic") -> "Traffic":
@@ -105,7 +123,7 @@ class Ledger:
 
 
 def traffic_of(call: Collective, reply: Any, world_size: int) -> Traffic:
-    """The bytes behind one answered collective. An all-gather of unknown lengths is two calls: lengths, rows."""
+    """The bytes behind one answered collective. Where lengths are unknown, it is two calls: lengths, rows."""
     others = world_size - 1
     size = call.tensor.nbytes
     if isinstance(call, AllReduce | RoundedSum):
@@ -114,6 +132,11 @@ def traffic_of(call: Collective, reply: Any, world_size: int) -> Traffic:
         return Traffic(1, padded, ring_all_reduce_bytes(padded, world_size))
     if isinstance(call, Broadcast):
         return Traffic(1, size, others / world_size * size)
+    if isinstance(call, AllToAll):
+        travels = size - reply[call.rank].nbytes
+        if call.lengths is not None:
+            return Traffic(1, size, travels)
+        return Traffic(2, LENGTH_BYTES * world_size + size, LENGTH_BYTES * others + travels)
     gathered = sum(rows.nbytes for rows in reply)
     if call.lengths is not None:
         return Traffic(1, size, others * gathered / world_size)

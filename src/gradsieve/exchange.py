@@ -77,17 +77,28 @@ def own_index(
     """Each worker sends its own picks with its own values; what others picked stays in its residual."""
     shared = yield from _share(picked, step, counts)
     lengths = [len(part) for part in shared]
-    values = ops.gather_clear_(acc, picked)
-    sent = values.to(pulse.dtype)
-    if sent.dtype != values.dtype:
-        acc[picked] = values - sent
+    sent = take_(acc, picked, pulse.dtype)
     gathered = yield AllGather("values", torch.cat([sent, pulse]), lengths=[length + 1 for length in lengths])
-    indices, places = torch.cat(shared).unique(return_inverse=True)
-    received = torch.cat([part[:-1] for part in gathered]).to(acc.dtype)
-    total = acc.new_zeros(len(indices)).index_add_(0, places, received)
+    indices, total = summed(shared, [part[:-1] for part in gathered])
     pulses = torch.cat([part[-1:] for part in gathered])
     finite = ops.all_finite(total) and ops.all_finite(pulses)
     return Exchanged(indices, total / len(shared), lengths, finite)
+
+
+def take_(acc: Tensor, positions: Tensor, wire: torch.dtype) -> Tensor:
+    """The values there as they travel; only what rounding left out stays behind."""
+    values = ops.gather_clear_(acc, positions)
+    sent = values.to(wire)
+    if sent.dtype != values.dtype:
+        acc[positions] = values - sent
+    return sent
+
+
+def summed(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """All positions that occur, rising, and at each the sum of its values, in float32 and in the given order."""
+    merged, places = torch.cat(list(indices)).unique(return_inverse=True)
+    received = torch.cat(list(values)).float()
+    return merged, received.new_zeros(len(merged)).index_add_(0, places, received)
 
 
 def leader(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, root: int) -> Program[Exchanged]:

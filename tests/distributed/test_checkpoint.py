@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradsieve import CheckpointError, Sieve, sparsify
 
-NAMES = ("exdyna", "sidco", "topk", "hard_threshold", "sage", "dgc", "accordion")
+NAMES = ("exdyna", "sidco", "topk", "hard_threshold", "oktopk", "sage", "dgc", "accordion")
 
 
 def _train(model: DDP, sieve: Sieve, rank: int, first: int, last: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from processes import run_processes
 
 from gradsieve import SPARSIFIERS, Meter, ProcessGroupWorld, SparseReducer, make_sparsifier
-from gradsieve.collectives import AllGather, AllReduce, Broadcast
+from gradsieve.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from helpers import Group, gradients, load_example
 
 N, STEPS, DENSITY = 4_000, 25, 0.02
@@ -61,36 +61,49 @@ def _collectives(rank: int, world_size: int) -> list[Any]:
         nothing = yield AllGather("nothing", torch.empty(0))
         sent = yield Broadcast("sent", torch.tensor([rank * 10]), 2)
         large = yield AllReduce("large", torch.full((2_000_000,), float(rank)))
-        return [total, ragged, known, nothing, sent, large]
+        each = yield AllToAll("each", torch.full((3 * rank, 2), rank).bfloat16(), [0, rank, 2 * rank], rank)
+        left, right = (rank - 1) % 3, (rank + 1) % 3
+        splits, lengths = ([5 * (i == neighbour) for i in range(3)] for neighbour in (right, left))
+        passed = yield AllToAll("passed", torch.full((5,), rank), splits, rank, lengths)
+        none = yield AllToAll("none", torch.empty(0), [0, 0, 0], rank)
+        return [total, ragged, known, nothing, sent, large, each, passed, none]
 
     return ProcessGroupWorld().run([program()])[0]
 
 
 def test_collectives(tmp_path: Path) -> None:
-    for total, ragged, known, nothing, sent, large in run_processes(_collectives, 3, tmp_path):
+    results = run_processes(_collectives, 3, tmp_path)
+    for rank, (total, ragged, known, nothing, sent, large, each, passed, none) in enumerate(results):
         assert total.tolist() == [3, 3]
         assert [part.tolist() for part in ragged] == [[], [0, 1], [0, 1, 2, 3]]
         assert [part.tolist() for part in known] == [[[0, 0]], [[1, 1]] * 2, [[2, 2]] * 3]
         assert [part.tolist() for part in nothing] == [[], [], []]
         assert sent.tolist() == [20]
         assert (large == 3).all()
+        assert [part.tolist() for part in each] == [[[sender, sender]] * sender * rank for sender in range(3)]
+        left = (rank - 1) % 3
+        assert [part.tolist() for part in passed] == [[left] * 5 if sender == left else [] for sender in range(3)]
+        assert [part.tolist() for part in none] == [[], [], []]
 
 
 def _count_sent_bytes(rank: int, world_size: int, names: list[str]) -> dict[str, tuple[float, float, float]]:
     """Bytes that torch.distributed was really given for others, beside what the meter and the report say."""
     sent, others = 0.0, (world_size - 1) / world_size
 
-    def counted(real: Any, times: int, of: int) -> Any:
-        def call(*tensors: Any, **kwargs: Any) -> Any:
+    def counted(real: Any, bytes_of: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal sent
-            sent += times * others * tensors[of].nbytes
-            return real(*tensors, **kwargs)
+            sent += bytes_of(*args)
+            return real(*args, **kwargs)
 
         return call
 
-    dist.all_reduce = counted(dist.all_reduce, 2, 0)
-    dist.broadcast = counted(dist.broadcast, 1, 0)
-    dist.all_to_all_single = counted(dist.all_to_all_single, 1, 1)
+    def all_to_all_bytes(_: Any, rows: Any, received: Any = None, splits: Any = None) -> float:
+        return float(rows.nbytes - splits[rank]) if splits else others * rows.nbytes  # rows are bytes
+
+    dist.all_reduce = counted(dist.all_reduce, lambda tensor: 2 * others * tensor.nbytes)
+    dist.broadcast = counted(dist.broadcast, lambda tensor: others * tensor.nbytes)
+    dist.all_to_all_single = counted(dist.all_to_all_single, all_to_all_bytes)
     found = {}
     for name in names:
         world = Meter(ProcessGroupWorld())

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from gradsieve import AllGather, AllReduce, Broadcast, Meter, VirtualWorld, WorkersDiverged
+from gradsieve import AllGather, AllReduce, AllToAll, Broadcast, Meter, VirtualWorld, WorkersDiverged
 from gradsieve.collectives import Program, RoundedSum
 
 
-def asks(*calls: AllReduce | AllGather | Broadcast) -> Program[list[object]]:
+def asks(*calls: AllReduce | AllGather | AllToAll | Broadcast) -> Program[list[object]]:
     replies = []
     for call in calls:
         replies.append((yield call))
@@ -20,29 +20,35 @@ def test_replies() -> None:
             AllReduce("sum", torch.tensor([rank + 1.0])),
             AllGather("rows", torch.full((rank,), rank)),
             Broadcast("root", torch.tensor([rank]), 1),
+            AllToAll("each", torch.full((3 * rank,), rank), [0, rank, 2 * rank], rank),
         )
         for rank in range(3)
     ]
-    for total, rows, root in VirtualWorld(3).run(programs):
+    for receiver, (total, rows, root, each) in enumerate(VirtualWorld(3).run(programs)):
         assert total.tolist() == [6]
         assert [row.tolist() for row in rows] == [[], [1], [2, 2]]
         assert root.tolist() == [1]
+        assert [part.tolist() for part in each] == [[sender] * sender * receiver for sender in range(3)]
 
 
 def test_replies_are_not_shared() -> None:
     """A worker that changes what it received must not change what others received."""
 
-    def program() -> Program[list[torch.Tensor]]:
+    def program(rank: int) -> Program[list[torch.Tensor]]:
         rows = yield AllGather("rows", torch.zeros(2))
         total = yield AllReduce("sum", torch.ones(1))
+        mine = torch.zeros(2)
+        parts = yield AllToAll("each", mine, [1, 1], rank)
         rows[0] += 1
         total += 1
-        return [*rows, total]
+        parts[rank] += 1
+        return [*rows, total, mine]
 
-    for first, second, total in VirtualWorld(2).run([program(), program()]):
+    for first, second, total, mine in VirtualWorld(2).run([program(0), program(1)]):
         assert first.tolist() == [1, 1]
         assert second.tolist() == [0, 0]
         assert total.tolist() == [3]
+        assert mine.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,23 @@ def test_replies_are_not_shared() -> None:
         ([AllGather("a", torch.zeros(1, 2))], [AllGather("a", torch.zeros(1, 3))], "'any', 3"),
         ([Broadcast("a", torch.zeros(1), 0)], [Broadcast("a", torch.zeros(1), 1)], "root 1"),
         ([AllGather("a", torch.zeros(1), [1, 1])], [AllGather("a", torch.zeros(2), [1, 1])], "announced were 1"),
+        (
+            [AllToAll("a", torch.zeros(2), [1, 1], 0, [1, 1])],
+            [AllToAll("a", torch.zeros(2), [1, 1], 1)],
+            r"worker 0 asked for .* lengths known\), worker 1 asked for AllToAll\('a', float32 \['any'\]\)",
+        ),
+        (
+            [AllToAll("a", torch.zeros(1), [0, 1], 0, [0, 1])],
+            [AllToAll("a", torch.zeros(1), [0, 1], 1, [1, 1])],
+            r"worker 0 was sent \[0, 0\] rows of 'a', it expected \[0, 1\]",
+        ),
+        (
+            [AllToAll("a", torch.zeros(2), [1, 1], 0)],
+            [AllToAll("a", torch.zeros(3), [1, 1], 1)],
+            r"worker 1 handed 3 rows to 'a' as worker 1, split for 2 workers into \[1, 1\]",
+        ),
+        ([AllToAll("a", torch.zeros(2), [1, 1], 0)], [AllToAll("a", torch.zeros(2), [1, 1], 0)], "as worker 0"),
+        ([AllToAll("a", torch.zeros(2), [2], 0)], [AllToAll("a", torch.zeros(2), [2], 1)], r"into \[2\]"),
     ],
 )
 def test_divergence(one: list, other: list, words: str) -> None:  # type: ignore[type-arg]
@@ -90,6 +113,10 @@ def test_numbers_of_workers() -> None:
         VirtualWorld(2).run([asks()])
 
 
+def pair(rank: int) -> list[int]:
+    return [5 * (sender == rank ^ 1) for sender in range(4)]
+
+
 def test_meter_by_tag() -> None:
     meter = Meter(VirtualWorld(4))
     for _ in range(2):
@@ -101,17 +128,22 @@ def test_meter_by_tag() -> None:
                     AllGather("known", torch.zeros(rank, dtype=torch.int32), [0, 1, 2, 3]),
                     Broadcast("plan", torch.zeros(3), 0),
                     RoundedSum("rounded", torch.zeros(10), torch.bfloat16),
+                    AllToAll("each", torch.zeros(4 * rank), [rank] * 4, rank),
+                    AllToAll("pairs", torch.zeros(5), pair(rank), rank, pair(rank)),
                 )
                 for rank in range(4)
             ]
         )
     for rank, ledger in enumerate(meter.ledgers):
-        tags = ("values", "indices", "known", "plan", "rounded")
-        values, indices, known, plan, rounded = (ledger.by_tag[tag] for tag in tags)
+        tags = ("values", "indices", "known", "plan", "rounded", "each", "pairs")
+        values, indices, known, plan, rounded, each, pairs = (ledger.by_tag[tag] for tag in tags)
         assert (values.calls, values.handed_bytes, values.ring_bytes) == (2, 96, 144)  # 10 as 4 rows of 3
         assert (indices.calls, indices.handed_bytes, indices.ring_bytes) == (4, 2 * (8 + 4 * rank), 84)
         assert (known.calls, known.handed_bytes, known.ring_bytes) == (2, 2 * 4 * rank, 36)  # no padding
         assert (rounded.calls, rounded.handed_bytes, rounded.ring_bytes) == (2, 48, 72)
         assert (plan.calls, plan.handed_bytes, plan.ring_bytes) == (2, 24, 18)
-        assert ledger.total.calls == 12
+        # A worker tells lengths to all, as on a process group, and sends rows to others only.
+        assert (each.calls, each.handed_bytes, each.ring_bytes) == (4, 2 * (32 + 16 * rank), 2 * (24 + 12 * rank))
+        assert (pairs.calls, pairs.handed_bytes, pairs.ring_bytes) == (2, 40, 40)
+        assert ledger.total.calls == 18
         assert ledger.total.seconds > 0

@@ -12,8 +12,10 @@ from gradsieve.sparsifiers.dense import Dense
 from gradsieve.sparsifiers.dgc import DGC
 from gradsieve.sparsifiers.exdyna import ExDyna
 from gradsieve.sparsifiers.gaussiank import GaussianK
+from gradsieve.sparsifiers.gtopk import GTopK
 from gradsieve.sparsifiers.hard_threshold import HardThreshold
 from gradsieve.sparsifiers.micro import MiCRO
+from gradsieve.sparsifiers.oktopk import OkTopk
 from gradsieve.sparsifiers.oracle import Oracle
 from gradsieve.sparsifiers.randomk import RandomK
 from gradsieve.sparsifiers.sage import SAGE
@@ -25,6 +27,8 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "topk": TopK,
     "randomk": RandomK,
     "hard_threshold": HardThreshold,
+    "gtopk": GTopK,
+    "oktopk": OkTopk,
     "cltk": CLTk,
     "sidco": SIDCo,
     "gaussiank": GaussianK,

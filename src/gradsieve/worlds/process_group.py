@@ -7,7 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradsieve.collectives import AllGather, AllReduce, Collective, Program, RoundedSum, round_slice, slices
+from gradsieve.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Program,
+    RoundedSum,
+    round_slice,
+    slices,
+)
 
 T = TypeVar("T")
 
@@ -49,6 +58,8 @@ class ProcessGroupWorld:
             return self._rounded_sum(tensor, call.wire)
         if isinstance(call, AllGather):
             return self._gather(tensor, call.lengths)
+        if isinstance(call, AllToAll):
+            return self._all_to_all(tensor, call.splits, call.lengths)
         dist.broadcast(tensor, group=self.group, group_src=call.root)
         return tensor
 
@@ -75,13 +86,23 @@ class ProcessGroupWorld:
         if lengths is None:
             own = torch.tensor([len(tensor)], dtype=torch.int64, device=tensor.device)
             lengths = [int(length) for length in self._gather(own, [1] * self.size)]
-        row = tensor.nbytes // len(tensor) if len(tensor) else tensor.new_empty(1, *tensor.shape[1:]).nbytes
-        raw = _raw(tensor)
-        gathered = raw.new_empty(sum(lengths) * row)
-        received, sent = [length * row for length in lengths], [len(raw)] * self.size
-        dist.all_to_all_single(gathered, raw.repeat(self.size), received, sent, group=self.group)
-        rows = gathered.view(tensor.dtype).view(-1, *tensor.shape[1:])
-        return list(rows.split(list(lengths)))
+        copies = tensor.repeat(self.size, *[1] * (tensor.dim() - 1))
+        return self._all_to_all(copies, [len(tensor)] * self.size, lengths)
+
+    def _all_to_all(self, tensor: Tensor, splits: Sequence[int], lengths: Sequence[int] | None) -> list[Tensor]:
+        if lengths is None:
+            own, one = torch.tensor(splits, dtype=torch.int64, device=tensor.device), [1] * self.size
+            lengths = [int(length) for length in self._all_to_all(own, one, one)]
+        row = tensor.new_empty(1, *tensor.shape[1:]).nbytes
+        received = tensor.new_empty(sum(lengths), *tensor.shape[1:])
+        dist.all_to_all_single(
+            _raw(received),
+            _raw(tensor),
+            [length * row for length in lengths],
+            [split * row for split in splits],
+            group=self.group,
+        )
+        return list(received.split(list(lengths)))
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradsieve.collectives import (
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Collective,
     Program,
@@ -81,6 +82,8 @@ class VirtualWorld:
         if isinstance(first, Broadcast):
             sent = tensors[first.root].clone()
             return [tensor.copy_(sent) for tensor in tensors]
+        if isinstance(first, AllToAll):
+            return _all_to_all(calls)
         _check_lengths(calls)
         return [[tensor.clone() for tensor in tensors] for _ in calls]
 
@@ -99,6 +102,27 @@ def _rounded_sum(tensors: list[Tensor], wire: torch.dtype) -> list[tuple[Tensor,
     return [(whole.clone(), error.flatten()[:length]) for error in errors]
 
 
+def _all_to_all(calls: list[Collective]) -> list[list[Tensor]]:
+    parts = []
+    for rank, call in enumerate(calls):
+        assert isinstance(call, AllToAll)
+        if call.rank != rank or len(call.splits) != len(calls) or sum(call.splits) != len(call.tensor):
+            raise WorkersDiverged(
+                f"worker {rank} handed {len(call.tensor)} rows to {call.tag!r} as worker {call.rank}, "
+                f"split for {len(calls)} workers into {list(call.splits)}"
+            )
+        parts.append(call.tensor.split(list(call.splits)))
+    replies = [[part[rank].clone() for part in parts] for rank in range(len(calls))]
+    for rank, (call, reply) in enumerate(zip(calls, replies, strict=True)):
+        assert isinstance(call, AllToAll)
+        found = [len(rows) for rows in reply]
+        if call.lengths is not None and found != list(call.lengths):
+            raise WorkersDiverged(
+                f"worker {rank} was sent {found} rows of {call.tag!r}, it expected {list(call.lengths)}"
+            )
+    return replies
+
+
 def _describe(call: Collective) -> str:
     """All that must agree between the workers, in words."""
     tensor = call.tensor
@@ -112,6 +136,9 @@ def _describe(call: Collective) -> str:
     elif isinstance(call, AllGather):
         shape[0] = "any"
         extra = "" if call.lengths is None else f", lengths {list(call.lengths)}"
+    elif isinstance(call, AllToAll):
+        shape[0] = "any"
+        extra = "" if call.lengths is None else ", lengths known"
     return f"{type(call).__name__}({call.tag!r}, {dtype} {shape}{extra})"
 
 

@@ -1,0 +1,54 @@
+"""Positions and their values in one message: the values as they are, then the positions packed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.collectives import AllToAll, Program
+from gradsieve.exchange import Span
+
+
+class Pairs(NamedTuple):
+    """Rising positions, and a value for each; values may be followed by one more, the pulse."""
+
+    indices: Tensor
+    values: Tensor
+
+
+def encode(pairs: Pairs, span: Span) -> Tensor:
+    """As bytes; all positions lie in `span`."""
+    return torch.cat([pairs.values.view(torch.uint8), ops.pack_sorted(pairs.indices, *span)])
+
+
+def decode(message: Tensor, count: int, span: Span, dtype: torch.dtype) -> Pairs:
+    """The pairs that were encoded, `count` of them."""
+    packed = ops.packed_bytes(count, span[1] - span[0])
+    values, positions = message.split([len(message) - packed, packed])
+    # A copy, because a view as another type must begin at a multiple of its size.
+    return Pairs(ops.unpack_sorted(positions.contiguous(), count, *span), values.clone().view(dtype))
+
+
+def encoded_bytes(count: int, span: Span, dtype: torch.dtype) -> int:
+    """How long a message of `count` pairs is: known to whoever knows the count."""
+    return count * dtype.itemsize + ops.packed_bytes(count, span[1] - span[0])
+
+
+def trade(
+    tag: str,
+    parts: Sequence[Pairs],
+    spans: Sequence[Span],
+    counts: Sequence[int],
+    sources: Sequence[Span],
+    rank: int,
+) -> Program[list[Pairs]]:
+    """Part i goes to worker i, its positions in `spans[i]`; `counts[i]` pairs come from there, in `sources[i]`."""
+    dtype = parts[0].values.dtype
+    messages = [encode(part, span) for part, span in zip(parts, spans, strict=True)]
+    lengths = [encoded_bytes(count, source, dtype) for count, source in zip(counts, sources, strict=True)]
+    replies = yield AllToAll(tag, torch.cat(messages), [len(message) for message in messages], rank, lengths)
+    return [
+        decode(reply, count, source, dtype) for reply, count, source in zip(replies, counts, sources, strict=True)
+    ]
