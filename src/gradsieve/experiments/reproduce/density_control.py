@@ -1,8 +1,8 @@
 """Does the density hold at every step, and what does a budget buy? On several tasks, beside other methods.
 
 Steady and budget run with 4, 8 and 16 workers at two densities; the other methods in one of these cells, the case's
-own, and most with the first seed only. All send as many bytes there as steady does, or as many elements where they need no
-histograms.
+own, and most with the first seed only. All send as many bytes there as steady does, or as many elements where they
+need no histograms.
 """
 
 import math
