@@ -90,6 +90,9 @@ def own_index(
     return Exchanged(indices, total / len(shared), lengths, finite)
 
 
+AGGREGATIONS = {"union": union, "own": own_index}
+
+
 def leader(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, root: int) -> Program[Exchanged]:
     """Worker `root` picks for all. The others hand in as many positions, rising, of any content."""
     count = len(picked)

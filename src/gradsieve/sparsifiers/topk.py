@@ -25,11 +25,10 @@ class TopK(Sparsifier):
     aggregation: str = "union"
 
     def __post_init__(self) -> None:
-        one_of("aggregation", self.aggregation, ("union", "own"))
+        one_of("aggregation", self.aggregation, exchange.AGGREGATIONS)
 
     def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
         return largest(acc, step.k)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        combine = exchange.union if self.aggregation == "union" else exchange.own_index
-        return combine(acc, picked, pulse, step, [step.k] * step.world_size)
+        return exchange.AGGREGATIONS[self.aggregation](acc, picked, pulse, step, [step.k] * step.world_size)
