@@ -20,7 +20,7 @@ from gradsieve.experiments.settings import Settings
 from gradsieve.tasks import Task
 
 EQUAL = 0.05  # totals count as equal within this fraction
-CLOSE_ENOUGH, TRIES = 0.01, 12  # where the search ends
+CLOSE_ENOUGH, TRIES = 0.02, 12  # where the search ends
 FARTHEST, STEEPNESS = math.log(100), -0.1  # of a step in logarithms; of the slope it trusts
 
 

@@ -104,8 +104,8 @@ def tasks(quick: bool) -> list[Settings]:
     common = Settings("mlp", workers=WORKERS, virtual=True, save=False)
     madelon, mnist = dataset("logreg", "madelon"), dataset("mlp", "mnist")
     shape: dict[str, Any] = {} if madelon else {"width": 0.1, "limit": 2000}  # as madelon: 2000 x 500
-    logreg = replace(common, task="logreg", dataset=madelon, steps=200 if quick else 600, density=1 / 500, **shape)
-    mlp = replace(common, dataset="" if quick else mnist, width=0.25, steps=100 if quick else 400, density=0.001)
+    logreg = replace(common, task="logreg", dataset=madelon, steps=150 if quick else 600, density=1 / 500, **shape)
+    mlp = replace(common, dataset="" if quick else mnist, width=0.25, steps=80 if quick else 400, density=0.001)
     return [replace(each, eval_every=each.steps // EVALUATIONS) for each in (logreg, mlp)]
 
 
