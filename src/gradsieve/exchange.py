@@ -85,6 +85,9 @@ def own_index(
     return Exchanged(indices, total / len(shared), lengths, finite)
 
 
+AGGREGATIONS = {"union": union, "own": own_index}
+
+
 def take_(acc: Tensor, positions: Tensor, wire: torch.dtype) -> Tensor:
     """The values there as they travel; only what rounding left out stays behind."""
     values = ops.gather_clear_(acc, positions)

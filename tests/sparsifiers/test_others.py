@@ -15,14 +15,29 @@ from helpers import Group, gradients
 
 
 @settings(max_examples=60, deadline=None)
-@given(threshold=st.floats(1e-6, 10.0), world_size=st.integers(1, 5), seed=st.integers(0, 99))
-def test_hard_threshold_bounds_the_residual(threshold: float, world_size: int, seed: int) -> None:
-    group = Group("hard_threshold", 0.01, world_size, threshold=threshold)
+@given(
+    threshold=st.floats(1e-6, 10.0),
+    world_size=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    aggregation=st.sampled_from(["union", "own"]),
+)
+def test_hard_threshold_bounds_the_residual(threshold: float, world_size: int, seed: int, aggregation: str) -> None:
+    group = Group("hard_threshold", 0.01, world_size, threshold=threshold, aggregation=aggregation)
     for step in range(6):
-        group.step(gradients("normal", 200, world_size, 100 * seed + step))
+        group.step_lawfully(gradients("normal", 200, world_size, 100 * seed + step))
         for residual in group.residuals(200):
             assert float(residual.abs().max()) < threshold
             assert float(residual.norm()) <= threshold * math.sqrt(200)
+
+
+def test_hard_threshold_of_own_picks_sends_nothing_for_others() -> None:
+    group, n = Group("hard_threshold", 0.01, 3, threshold=2.0, aggregation="own"), 1_000
+    grads = gradients("normal", n, 3, 0)
+    update = group.step_lawfully(grads)
+    large = [torch.where(grad.abs() >= 2, grad, torch.zeros(n)) for grad in grads]
+    torch.testing.assert_close(update, sum(large[1:], large[0]) / 3)
+    for grad, sent, residual in zip(grads, large, group.residuals(n), strict=True):
+        assert torch.equal(residual, grad - sent)
 
 
 def test_hard_threshold_uses_the_authors_rule() -> None:
@@ -164,6 +179,7 @@ def test_deft_prefers_tensors_with_large_norms() -> None:
         ("cltk", {"beta": 0}, ValueError, r"beta must be in \(0, 1\], got 0"),
         ("cltk", {"beta": math.nan}, ValueError, r"beta must be in \(0, 1\], got nan"),
         ("hard_threshold", {"threshold": -1.0}, ValueError, "threshold must be positive and finite, got -1.0"),
+        ("hard_threshold", {"aggregation": "sum"}, ValueError, "aggregation must be one of union, own, got 'sum'"),
         ("hard_threshold", {"threshold": "x"}, TypeError, "threshold must be a number, got 'x'"),
         ("sidco", {"distribution": "normal"}, ValueError, "distribution must be one of exponential, pareto, gamma"),
         ("sidco", {"stages": 0}, ValueError, "stages must be at least 1, got 0"),

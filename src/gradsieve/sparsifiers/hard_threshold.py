@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradsieve._check import positive
-from gradsieve.exchange import Step
+from gradsieve import exchange
+from gradsieve._check import one_of, positive
+from gradsieve.collectives import Program
+from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers.base import Sparsifier, Window
 
 
@@ -21,14 +23,18 @@ class HardThreshold(Sparsifier):
 
     An absolute compressor: after every step `|residual| < threshold` everywhere. threshold: the constant, or None
     for the rule of the authors' scripts, `1 / (2 sqrt(k))`, which suits some models and not others.
+    aggregation: "union" sends everybody's values wherever anybody picked; "own" sends only a worker's own values at
+    its own picks (the paper's form).
     """
 
     threshold: float | None = None
+    aggregation: str = "union"
     SHARED: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
             positive("threshold", self.threshold)
+        one_of("aggregation", self.aggregation, exchange.AGGREGATIONS)
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
         self.scale = 1.0  # the threshold is meant for gradients as they are, not for a loss scale's multiples
@@ -40,6 +46,9 @@ class HardThreshold(Sparsifier):
 
     def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
         return hits
+
+    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
+        return exchange.AGGREGATIONS[self.aggregation](acc, picked, pulse, step)
 
     def rescale(self, factor: float) -> None:
         self.scale *= factor

@@ -25,7 +25,7 @@ class TopK(Sparsifier):
     aggregation: str = "union"
 
     def __post_init__(self) -> None:
-        one_of("aggregation", self.aggregation, ("union", "own"))
+        one_of("aggregation", self.aggregation, exchange.AGGREGATIONS)
 
     def count(self, step: Step) -> int:
         """How many positions each worker picks in this step."""
@@ -35,5 +35,5 @@ class TopK(Sparsifier):
         return largest(acc, self.count(step))
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        combine = exchange.union if self.aggregation == "union" else exchange.own_index
+        combine = exchange.AGGREGATIONS[self.aggregation]
         return combine(acc, picked, pulse, step, [self.count(step)] * step.world_size)
