@@ -71,7 +71,7 @@ def play(
     density: float,
     steps: int,
     weigh_last: int = 0,
-    check: Callable[[], None] = lambda: None,
+    before_step: Callable[[], None] = lambda: None,
 ) -> list[Done]:
     """Reduce a stream with a method as `parse_method` reads it; what the last steps caught is weighed."""
     parsed = parse_method(method, density)
@@ -88,20 +88,17 @@ def play(
     ]
     world, done = VirtualWorld(stream.workers), []
     for step, grads in enumerate(stream.steps(steps)):
-        check()
+        before_step()
+        updates = world.run([reducer.reduce(grad, out=grad) for reducer, grad in zip(reducers, grads, strict=True)])
+        reports, sent = [reducer.end_step() for reducer in reducers], updates[0] * stream.workers
         weighs = step >= steps - weigh_last
-        owed = _owed(reducers, grads) if weighs else None
-        update = world.run([reducer.reduce(grad, out=grad) for reducer, grad in zip(reducers, grads, strict=True)])
-        reports = [reducer.end_step() for reducer in reducers]
-        caught = None if owed is None else captured(owed, update[0] * stream.workers, reports[0].union)
-        done.append(Done(reports, caught))
+        done.append(Done(reports, captured(_owed(reducers, sent), sent, reports[0].union) if weighs else None))
     return done
 
 
-def _owed(reducers: Sequence[SparseReducer], grads: Sequence[Tensor]) -> Tensor:
-    """The sum over workers of residual and gradient."""
-    kept = [reducer.residual for reducer in reducers if reducer.step]
-    return torch.stack([*grads, *kept]).sum(0)
+def _owed(reducers: Sequence[SparseReducer], sent: Tensor) -> Tensor:
+    """The sum over workers of what they chose from: nothing is lost, so it is what was sent and what is left."""
+    return torch.stack([sent, *(reducer.residual for reducer in reducers)]).sum(0)
 
 
 def captured(owed: Tensor, sent: Tensor, count: int) -> float:

@@ -71,7 +71,8 @@ def measure(shelf: Shelf) -> Measured:
         {count: _late(stream_imbalance(shelf, f"exdyna:blocks={count}", WORKERS)) for count in counts},
         fixed,
         f"Training: {words_on_data(whole)}, {WORKERS} virtual workers, density {DENSITY:g}, {steps} steps; "
-        f"rotation with {len(seeds)} seed(s), all else with one. Skewed layers: {stream_words(shelf)}.",
+        f"rotation with {len(seeds)} seed{'s' if len(seeds) > 1 else ''}, all else with one. "
+        f"Skewed layers: {stream_words(shelf)}.",
     )
 
 
@@ -145,6 +146,12 @@ def judge(found: Measured) -> Finding:
         f"{found.conditions} Total error is the sum over the steps of the workers' mean squared residual norm: "
         "rotation is there so that whoever has large elements comes to select among them. The metric "
         f"without and with rotation, {accuracies}."
+    )
+    note += "".join(
+        f" With shards {shards} it did not help the total error: whose accumulator decides seems to matter less "
+        "there than chance."
+        for shards, (without, with_it) in errors.items()
+        if without <= with_it
     )
     return Finding(checks, [figure], [Grid("Trainings", heads, rows)], note)
 

@@ -41,7 +41,7 @@ def stream_imbalance(shelf: Shelf, method: str, workers: int) -> list[float]:
     name = "-".join(["skewed", *method.replace("=", "-").split(":"), f"p{workers}", f"n{ELEMENTS}", f"t{steps}"])
     stream = Stream(ELEMENTS, workers, skewed=True)
     found: list[float] = shelf.measure(
-        name, lambda: imbalances(play(stream, method, DENSITY, steps, check=shelf.check))
+        name, lambda: imbalances(play(stream, method, DENSITY, steps, before_step=shelf.check))
     )
     return found
 
