@@ -24,7 +24,7 @@ def outcome(metric: Metric, dense: float, ours: float | None, sent: float = 50.0
         DENSE: Curve(DENSE, [start, dense, dense], [0.0, 500.0, 1000.0], [0.0, 1.0, 2.0]),
         EXDYNA: Curve(EXDYNA, [start, start, ours], [0.0, sent / 2, sent], [0.0, 0.5, 1.0]),
     }
-    return Outcome("task", "task: data", metric, curves)
+    return Outcome("task", "task: data", metric, 3.0, curves)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,18 @@ def test_bytes_of_the_worst_task() -> None:
 
 def test_what_is_said_of_laggards() -> None:
     late = outcome(ACCURACY, 0.9, 0.8)
-    assert "it closes; dense has levelled off" in judge([late]).note
-    rising = Curve(DENSE, [0.1, 0.5, 0.9], [0.0, 500.0, 1000.0], [0.0, 1.0, 2.0])
+    note = judge([late]).note
+    assert "behind by 0.8 at half of the run, by 0.1 at its end: it closes." in note
+    assert "sent 3.0 times in the mean" in note
+    rising = replace(late.curves[DENSE], values=[0.1, 0.5, 0.9])
     ours = replace(late.curves[EXDYNA], values=[0.1, 0.2, 0.3])
-    assert (
-        "it does not close; dense itself is not at its end"
-        in judge([replace(late, curves={DENSE: rising, EXDYNA: ours})]).note
-    )
+    assert "it does not close" in judge([replace(late, curves={DENSE: rising, EXDYNA: ours})]).note
+
+
+def test_dense_must_have_learned_something() -> None:
+    words = "dense itself learned little"
+    assert words in judge([outcome(ACCURACY, 0.105, 0.105)]).note
+    assert words not in judge([outcome(ACCURACY, 0.3, 0.3)]).note
 
 
 def test_time_is_modelled() -> None:
