@@ -1,6 +1,35 @@
 """Experiments that end in a verdict, one a module."""
 
-from gradsieve.experiments.reproduce import density_control
+from gradsieve.experiments.reproduce import (
+    ablation,
+    accuracy,
+    batch,
+    breakdown,
+    cost,
+    density,
+    density_control,
+    fig1,
+    hetero,
+    imbalance,
+    randomk,
+    table1,
+)
 from gradsieve.experiments.reproduce.base import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {each.id: each for each in (density_control.EXPERIMENT,)}
+EXPERIMENTS: dict[str, Experiment] = {
+    each.id: each
+    for each in (
+        *fig1.EXPERIMENTS,
+        hetero.EXPERIMENT,
+        *density.EXPERIMENTS,
+        imbalance.EXPERIMENT,
+        cost.EXPERIMENT,
+        breakdown.EXPERIMENT,
+        batch.EXPERIMENT,
+        randomk.EXPERIMENT,
+        accuracy.EXPERIMENT,
+        ablation.EXPERIMENT,
+        table1.EXPERIMENT,
+        density_control.EXPERIMENT,
+    )
+}
