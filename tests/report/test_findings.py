@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from chromium import chromium
 
-from gradsieve.experiments.reproduce.base import Check, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import OURS, Check, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.outcomes import Outcome
 from gradsieve.report import write_findings
 from gradsieve.report.findings import render_findings
@@ -22,9 +22,7 @@ def outcome(name: str, holds: bool, label: str = "topk") -> Outcome:
     ]
     grid = Grid("Every method", ["method", "cost"], [["topk", "3.1x"], ["exdyna", "1.0x"]])
     finding = Finding([Check(f"ratio of {name} >= 10", "12.5", holds)], figures, [grid], "On madelon, 20 workers.")
-    return Outcome(
-        name, "a paper", f"Claim {name}.", False, 1.5, "gradsieve reproduce x", {"date": "today"}, finding
-    )
+    return Outcome(name, OURS, f"Claim {name}.", False, 1.5, "gradsieve reproduce x", {"date": "today"}, finding)
 
 
 def test_everything_is_on_the_page() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradsieve.experiments.reproduce.base import REPRODUCED, Check, Figure, Grid
+from gradsieve.experiments.reproduce.base import REPRODUCED, SOURCES, Check, Figure, Grid
 from gradsieve.experiments.reproduce.outcomes import Outcome
 from gradsieve.report.lines import Entry, Plot, axes, draw
 from gradsieve.report.page import fill
@@ -17,6 +17,7 @@ class Told:
     id: str
     claim: str
     source: str
+    paper: str
     verdict: str
     reproduced: bool
     note: str
@@ -47,6 +48,7 @@ def _told(outcome: Outcome) -> Told:
         id=outcome.id,
         claim=outcome.claim,
         source=outcome.source,
+        paper=SOURCES[outcome.source],
         verdict=finding.verdict,
         reproduced=finding.verdict == REPRODUCED,
         note=finding.note,

@@ -14,7 +14,7 @@ from gradsieve.experiments.reproduce._registry import (
     training,
     words_on_data,
 )
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.imbalance import SETTLED, stream_imbalance, stream_words
 from gradsieve.experiments.reproduce.shelf import Shelf
 from gradsieve.experiments.summary import summarise
@@ -173,8 +173,8 @@ def run(shelf: Shelf) -> Finding:
 
 EXPERIMENT = Experiment(
     id="ablation",
-    source="ExDyna (Yoon and Oh, CCGrid 2024)",
-    claim="rotation, moving partitions, the scaled threshold and fine blocks each serve a metric of their own",
+    source=EXDYNA_PAPER,
+    claim="Rotation, moving partitions, the scaled threshold and fine blocks each serve a metric of their own.",
     minutes=5,
     run=run,
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.tasks.base import Metric
@@ -215,7 +215,7 @@ def _little(outcome: Outcome) -> str:
 
 EXPERIMENT = Experiment(
     id="accuracy",
-    source="Yoon and Oh, CCGrid 2024 (ExDyna)",
+    source=EXDYNA_PAPER,
     claim="ExDyna ends where dense training ends, for far fewer bytes.",
     minutes=20,
     run=run,

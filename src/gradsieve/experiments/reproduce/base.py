@@ -7,6 +7,14 @@ from typing import Any
 from gradsieve.experiments.reproduce.shelf import Shelf
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
+EXDYNA_PAPER, RETHINKING_PAPER, TOPK_ANALYSIS, OURS = "ExDyna", "Rethinking", "Top-k analysis", "this library"
+SOURCES = {  # what a claim is from
+    EXDYNA_PAPER: "Yoon and Oh, Preserving Near-Optimal Gradient Sparsification Cost for Scalable Distributed Deep "
+    "Learning, CCGrid 2024",
+    RETHINKING_PAPER: "Sahu et al., Rethinking gradient sparsification as total error minimization, NeurIPS 2021",
+    TOPK_ANALYSIS: "an empirical analysis of where Top-k's time goes",
+    OURS: "this library's own claim",
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Experiment:
     """One id. `run` takes what it needs from the shelf, which does not repeat what is there already."""
 
     id: str
-    source: str  # the paper it is from
+    source: str  # a key of SOURCES
     claim: str
     minutes: float  # on 2 cores, in full
     run: Callable[[Shelf], Finding]

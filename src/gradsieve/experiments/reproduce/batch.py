@@ -6,7 +6,7 @@ from math import log2
 from statistics import linear_regression
 
 from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import TOPK_ANALYSIS, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 
@@ -127,7 +127,7 @@ def _last(run: Run) -> float:
 
 EXPERIMENT = Experiment(
     id="batch",
-    source="Top-k analysis",
+    source=TOPK_ANALYSIS,
     claim="With the same epochs, Top-k falls the farther behind dense training the larger the batch.",
     minutes=8,
     run=run,

@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from gradsieve.experiments.methods import DENSE, is_hook
 from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import TOPK_ANALYSIS, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.sparsifiers import SPARSIFIERS
@@ -146,7 +146,7 @@ def _reading(topk: Phases) -> str:
 
 EXPERIMENT = Experiment(
     id="breakdown",
-    source="the analysis of Top-k",
+    source=TOPK_ANALYSIS,
     claim="What Top-k saves in bytes it spends on selecting.",
     minutes=8,
     run=run,

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve.collectives import AllGather, Ledger, Program, watched
 from gradsieve.exchange import Exchanged, Step
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf
 from gradsieve.sparsifiers import Sparsifier, Window
 from gradsieve.sparsifiers.base import NOTHING
@@ -276,7 +276,7 @@ def _note(workers: dict[tuple[str, int], float], rounds: int) -> str:
 
 EXPERIMENT = Experiment(
     id="cost",
-    source="Yoon and Oh, CCGrid 2024 (ExDyna), and the analysis of Top-k",
+    source=EXDYNA_PAPER,
     claim="A worker's selection becomes cheaper with every worker in ExDyna; Top-k sorts the whole vector on each.",
     minutes=3,
     run=run,

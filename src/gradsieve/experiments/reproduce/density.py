@@ -17,7 +17,7 @@ from gradsieve.experiments.reproduce._registry import (
     training,
     words_on_data,
 )
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf
 
 WORKERS, QUICK_WORKERS = (2, 4, 8, 16), (2, 4, 8)
@@ -230,19 +230,18 @@ def run_buildup(shelf: Shelf) -> Finding:
     return judge_buildup(*measure(shelf))
 
 
-_SOURCE = "ExDyna (Yoon and Oh, CCGrid 2024)"
 EXPERIMENTS = (
     Experiment(
         id="density",
-        source=_SOURCE,
-        claim="ExDyna keeps the density that was asked for; Top-k's grows with the workers, thresholds miss it",
+        source=EXDYNA_PAPER,
+        claim="ExDyna keeps the density that was asked for; Top-k's grows with the workers, thresholds miss it.",
         minutes=10,
         run=run_density,
     ),
     Experiment(
         id="buildup",
-        source=_SOURCE,
-        claim="the union of the workers' picks grows with their number, unless picks are exclusive",
+        source=EXDYNA_PAPER,
+        claim="The union of the workers' picks grows with their number, unless picks are exclusive.",
         minutes=10,
         run=run_buildup,
     ),

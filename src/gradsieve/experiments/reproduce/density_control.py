@@ -13,7 +13,7 @@ from statistics import fmean, geometric_mean, median
 from gradsieve._check import one_of
 from gradsieve.experiments.methods import parse_method
 from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import OURS, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.summary import summarise
@@ -332,7 +332,7 @@ def _note(shelf: Shelf) -> str:
 
 EXPERIMENT = Experiment(
     id="density-control",
-    source="this library",
+    source=OURS,
     claim="Steady density holds at every step, and a budget leaves a smaller total error for the same bytes.",
     minutes=60,
     run=run,

@@ -13,7 +13,7 @@ from typing import Any
 from gradsieve.analysis import bits, total_error
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce._equal_bits import EQUAL, Tuned, equal_bits
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import RETHINKING_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 
@@ -316,25 +316,24 @@ def _run(judge: Callable[[Sequence[Measured]], Finding]) -> Callable[[Shelf], Fi
     return lambda shelf: judge([measure(shelf, case) for case in cases(shelf.quick)])
 
 
-SOURCE = "Sahu et al., Rethinking gradient sparsification as total error minimization, NeurIPS 2021, Fig. 1"
 EXPERIMENTS = (
     Experiment(
         id="fig1a",
-        source=SOURCE,
+        source=RETHINKING_PAPER,
         claim="At equal bits a hard threshold converges like SGD from the start, and Top-k far behind.",
         minutes=8,
         run=_run(judge_a),
     ),
     Experiment(
         id="fig1b",
-        source=SOURCE,
+        source=RETHINKING_PAPER,
         claim="A hard threshold reaches a given f - f* with fewer bits than Top-k.",
         minutes=8,
         run=_run(judge_b),
     ),
     Experiment(
         id="fig1c",
-        source=SOURCE,
+        source=RETHINKING_PAPER,
         claim="Top-k's error has a high peak early on and a larger sum; a hard threshold's is bounded.",
         minutes=8,
         run=_run(judge_c),

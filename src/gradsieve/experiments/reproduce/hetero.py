@@ -11,7 +11,7 @@ from typing import Any
 
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce._equal_bits import EQUAL, equal_bits
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import RETHINKING_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 
@@ -166,7 +166,7 @@ def run(shelf: Shelf) -> Finding:
 
 EXPERIMENT = Experiment(
     id="hetero",
-    source="Sahu et al., Rethinking gradient sparsification as total error minimization, NeurIPS 2021",
+    source=RETHINKING_PAPER,
     claim="When workers' data differ, Top-k loses more than a hard threshold that sends as much.",
     minutes=7,
     run=run,

@@ -13,7 +13,7 @@ from gradsieve.experiments.reproduce._streams import (
     imbalances,
     play,
 )
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid
 from gradsieve.experiments.reproduce.shelf import Shelf
 
 OURS, STATIC = "exdyna", "micro"
@@ -167,8 +167,8 @@ def run(shelf: Shelf) -> Finding:
 
 EXPERIMENT = Experiment(
     id="imbalance",
-    source="ExDyna (Yoon and Oh, CCGrid 2024)",
-    claim="partitions that follow the work keep the workers' loads alike where static ones do not",
+    source=EXDYNA_PAPER,
+    claim="Partitions that follow the work keep the workers' loads alike where static ones do not.",
     minutes=3,
     run=run,
 )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import fmean
 
-from gradsieve.experiments.reproduce.base import Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import TOPK_ANALYSIS, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 
@@ -74,7 +74,7 @@ def run(shelf: Shelf) -> Finding:
 
 EXPERIMENT = Experiment(
     id="random",
-    source="Top-k analysis",
+    source=TOPK_ANALYSIS,
     claim="At the same density, random elements train clearly worse than the largest.",
     minutes=5,
     run=run,

@@ -20,7 +20,7 @@ from gradsieve.experiments.reproduce._registry import (
     words_on_data,
 )
 from gradsieve.experiments.reproduce._streams import Done, Stream, play
-from gradsieve.experiments.reproduce.base import Check, Experiment, Finding, Grid
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Finding, Grid
 from gradsieve.experiments.reproduce.shelf import Shelf
 from gradsieve.experiments.summary import summarise
 
@@ -257,8 +257,8 @@ def run(shelf: Shelf) -> Finding:
 
 EXPERIMENT = Experiment(
     id="table1",
-    source="ExDyna (Yoon and Oh, CCGrid 2024)",
-    claim="of all sparsifiers only ExDyna has neither build-up, density error, imbalance, idle workers nor tuning",
+    source=EXDYNA_PAPER,
+    claim="Of all sparsifiers only ExDyna has neither build-up, density error, imbalance, idle workers nor tuning.",
     minutes=4,
     run=run,
 )
