@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradsieve.sparsifiers._partition import UNIT, Blocks, even_bounds, learn, make_blocks, rebalance
+from gradsieve.sparsifiers._partition import UNIT, Blocks, even_bounds, learn, make_blocks, moved, rebalance
 from gradsieve.sparsifiers._release import ReleasedBlocks, released_bounds, released_rebalance
 
 
@@ -39,9 +39,11 @@ def test_counts_of_every_block(n: int, asked: int) -> None:
 def test_tiles_after_10_000_random_rebalances(n: int, world_size: int) -> None:
     blocks, generator = make_blocks(n, 64, world_size), torch.Generator().manual_seed(n)
     bounds, load = even_bounds(blocks.count, world_size), torch.zeros(blocks.count, dtype=torch.int64)
+    last = load
     for step in range(10_000):
         heavy = torch.rand(blocks.count, generator=generator) ** (1 + step % 50)
-        load = learn(load, (heavy * 1_000).long())
+        counts = (heavy * 1_000).long()
+        load, last = learn(load, counts, last), counts
         bounds = rebalance(load, bounds)
         assert len(bounds) == world_size + 1
         check_tiling(blocks, bounds)
@@ -88,10 +90,23 @@ def test_bounds_stay_while_they_are_good() -> None:
     assert rebalance(load, bounds) is bounds
 
 
-def test_load_remembers() -> None:
-    load = learn(torch.zeros(2, dtype=torch.int64), torch.tensor([10, 0]))
+def test_load_remembers_and_forgets_faster_when_the_work_moved() -> None:
+    first, second = torch.tensor([10, 0]), torch.tensor([0, 10])
+    load = learn(torch.zeros(2, dtype=torch.int64), first, torch.zeros(2, dtype=torch.int64))
     assert load.tolist() == [10 * UNIT, 0]
-    for _ in range(50):
-        load = learn(load, torch.tensor([0, 10]))
-    assert load[0] < 0.1 * UNIT
-    assert load[1] > 9.9 * UNIT
+    load = learn(load, second, first)  # it may be chance
+    assert load.tolist() == [8.75 * UNIT, 1.25 * UNIT]
+    load = learn(load, second, second)  # it is not
+    assert load.tolist() == [4.375 * UNIT, 5.625 * UNIT]
+
+
+def test_chance_is_not_movement() -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = 4096
+    steps = [
+        torch.bincount(torch.randint(blocks, (400,), generator=generator), minlength=blocks) for _ in range(60)
+    ]
+    load = torch.full((blocks,), 400 * UNIT // blocks)
+    assert not any(moved(load, now, before) for before, now in itertools.pairwise(steps))
+    hot = [torch.bincount(torch.randint(400, (400,), generator=generator), minlength=blocks) for _ in range(60)]
+    assert all(moved(load, now, before) for before, now in itertools.pairwise(hot))

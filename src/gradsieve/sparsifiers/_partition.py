@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 MEMORY = 3  # a block's load keeps 7/8 of what it was: 1 - 2**-MEMORY
-SHORT_MEMORY, SURPRISE = 1, 1.3  # and only half while the work is so unbalanced that it must have moved
+SHORT_MEMORY = 1  # and only half when the work has moved
+GROUPS = 64  # of blocks, in which it is seen whether it has: single blocks have too few elements to tell
 UNIT = 1 << 16  # the load of one selected element, fine enough for the memory's divisions
 TOLERANCE = 1.05  # predicted imbalance below which the bounds stay as they are
 BLOCKS_A_WORKER = 4  # at least, whatever number of blocks was asked for
@@ -43,11 +44,25 @@ def even_bounds(blocks: int, world_size: int) -> list[int]:
     return [i * blocks // world_size for i in range(world_size + 1)]
 
 
-def learn(load: Tensor, counts: Tensor, imbalance: float = 1.0) -> Tensor:
-    """The load of every block after a step in which `counts` elements of it were selected."""
-    seen = counts * UNIT
-    memory = MEMORY if imbalance <= SURPRISE else SHORT_MEMORY
-    return seen if not load.any() else load + ((seen - load) >> memory)
+def learn(load: Tensor, counts: Tensor, last: Tensor) -> Tensor:
+    """The load of every block after a step in which `counts` elements of it were selected, and `last` before it."""
+    if not load.any():
+        return counts * UNIT
+    memory = SHORT_MEMORY if moved(load, counts, last) else MEMORY
+    return load + ((counts * UNIT - load) >> memory)
+
+
+def moved(load: Tensor, counts: Tensor, last: Tensor) -> bool:
+    """Whether two steps in a row are much more like each other than like the load.
+
+    What is only chance, or whose batch was hard, differs between any two steps.
+    """
+    groups = torch.arange(len(load)) * min(GROUPS, len(load)) // len(load)
+    now, before, usual = (
+        torch.zeros(GROUPS, dtype=torch.int64).index_add_(0, groups, each)
+        for each in (counts * UNIT, last * UNIT, load)
+    )
+    return 2 * int((now - before).abs().sum()) < int((now - usual).abs().sum())
 
 
 def rebalance(load: Tensor, bounds: list[int]) -> list[int]:

@@ -28,7 +28,7 @@ class ExDyna(Exclusive):
     """
 
     blocks: int | None = None
-    SHARED: ClassVar[tuple[str, ...]] = (*Exclusive.SHARED, "bounds", "load")
+    SHARED: ClassVar[tuple[str, ...]] = (*Exclusive.SHARED, "bounds", "load", "last")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +49,7 @@ class ExDyna(Exclusive):
             self._blocks = make_blocks(step.n, self.blocks or BLOCKS, step.world_size)
             self.bounds = even_bounds(self._blocks.count, step.world_size)
         self.load = torch.zeros(self._blocks.count, dtype=torch.int64)
+        self.last = self.load.clone()  # selected in the last step, by block
 
     def span(self, partition: int, step: Step) -> tuple[int, int]:
         first, behind = self.bounds[partition : partition + 2]
@@ -59,7 +60,7 @@ class ExDyna(Exclusive):
         if isinstance(self._blocks, _release.ReleasedBlocks):
             self.bounds = _release.released_rebalance(self.bounds, by_partition(sent.counts, step), self._blocks)
         elif sent.indices is not None:
-            imbalance = max(sent.counts) * step.world_size / max(sum(sent.counts), 1)
-            self.load = learn(self.load, self._blocks.counts(sent.indices).cpu(), imbalance)
-            if imbalance > TOLERANCE:
+            counts = self._blocks.counts(sent.indices).cpu()
+            self.load, self.last = learn(self.load, counts, self.last), counts
+            if max(sent.counts) * step.world_size > TOLERANCE * sum(sent.counts):
                 self.bounds = rebalance(self.load, self.bounds)
