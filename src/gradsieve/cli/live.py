@@ -42,9 +42,9 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def watched(metric: Metric, stop: Stop, *, hidden: bool) -> Iterator[Listen]:
+def watched(metric: Metric, stop: Stop, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
     """A live line while inside; bad input ends in one sentence, a worker's failure in its traceback."""
-    with live(metric, hidden=hidden) as listen, stop.watching():
+    with live(metric, hidden=hidden, brief=brief) as listen, stop.watching():
         try:
             yield listen
         except BadInput as error:
@@ -58,8 +58,9 @@ def watched(metric: Metric, stop: Stop, *, hidden: bool) -> Iterator[Listen]:
 
 
 @contextmanager
-def live(metric: Metric, *, hidden: bool) -> Iterator[Listen]:
-    """What listens to a run and shows it: one line that changes on a terminal, a new one an evaluation in a log."""
+def live(metric: Metric, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
+    """What listens to a run and shows it: one line that changes on a terminal; in a log a new one an evaluation, or
+    only the last one of a run if it should be `brief`."""
     screen = Console(stderr=True)
     if hidden:
         yield lambda progress: None
@@ -70,7 +71,7 @@ def live(metric: Metric, *, hidden: bool) -> Iterator[Listen]:
         last: list[float | None] = [None]
 
         def log(progress: Progress) -> None:
-            if progress.metric != last[0] or progress.step == progress.steps:
+            if progress.step == progress.steps or (progress.metric != last[0] and not brief):
                 last[0] = progress.metric
                 screen.print(show(progress, metric), highlight=False, soft_wrap=True)
 

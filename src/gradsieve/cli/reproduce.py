@@ -58,7 +58,7 @@ def reproduce(
                 kind = "quick ones" if before.quick else "full ones"
                 raise ValueError(f"out must hold outcomes of one kind, got {out}, which has {kind}: name another")
     stop, outcomes = running.Stop(), []
-    with watched(Metric("metric", True), stop, hidden=as_json) as listen:
+    with watched(Metric("metric", True), stop, hidden=as_json, brief=True) as listen:
         shelf = Shelf(out, quick, listen, stop)
         for name in chosen:
             experiment = EXPERIMENTS[name]

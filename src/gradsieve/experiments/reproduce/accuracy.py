@@ -10,7 +10,7 @@ from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.tasks.base import Metric
 
-DENSE, EXDYNA, TOPK = "dense", "exdyna", "topk"
+DENSE, EXDYNA = "dense", "exdyna"
 DENSITY, WORKERS = 0.01, 4
 POINT = 0.01  # of an accuracy or a hit rate; of a perplexity, which has no points, this part of dense's
 FEWER = 10.0  # times
@@ -74,7 +74,6 @@ class Outcome:
 
 
 def run(shelf: Shelf) -> Finding:
-    methods = (DENSE, EXDYNA) if shelf.quick else (DENSE, EXDYNA, TOPK)
     found = []
     for case in QUICK if shelf.quick else FULL:
         base = Settings(
@@ -89,7 +88,7 @@ def run(shelf: Shelf) -> Finding:
             eval_every=max(1, case.steps // EVALUATIONS),
             save=False,
         )
-        found.append(outcome_of(case.title, shelf.compare(base, {name: name for name in methods})))
+        found.append(outcome_of(case.title, shelf.compare(base, {name: name for name in (DENSE, EXDYNA)})))
     return judge(found)
 
 
