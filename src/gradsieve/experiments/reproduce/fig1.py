@@ -333,8 +333,8 @@ def _note(found: Sequence[Measured]) -> str:
         if each.threshold > each.way:
             lines.append(
                 f"{each.name}: what hard threshold may leave unsent in a coordinate, {each.threshold:.2g}, is "
-                f"{each.threshold / each.way:.1f}x the whole way from start to optimum, {each.way:.2g}: at this budget "
-                "it moves late and too far, unlike SGD."
+                f"{each.threshold / each.way:.1f}x the whole way from start to optimum, {each.way:.2g}: it may "
+                "move late and overshoot."
             )
         best = min(each.curves[SGD].gaps)
         if best > GOAL:
