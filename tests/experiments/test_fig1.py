@@ -32,7 +32,7 @@ def measured(**changes: Curve) -> Measured:
     }
     named = {"sgd": SGD, "topk": TOPK, "hard": HARD}
     curves |= {named[name]: changed for name, changed in changes.items()}
-    return Measured("made up", 100, 2, 1, published=0.5, threshold=0.2, curves=curves)
+    return Measured("made up", 100, 2, 1, published=0.5, threshold=0.2, way=0.3, curves=curves)
 
 
 def test_early_convergence() -> None:
@@ -53,6 +53,8 @@ def test_bits() -> None:
         True,
     ]  # as many, not fewer
     assert [c.holds for c in judge_b([measured(hard=curve(total=421.0))]).checks] == [True, False]
+    assert "2.0x the whole way" in judge_b([replace(measured(), way=0.1)]).note
+    assert "whole way" not in judge_b([measured()]).note
     assert "no nearer than f - f* = 0.05" in judge_b([measured(sgd=never)]).note
 
 
