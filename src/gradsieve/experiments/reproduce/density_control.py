@@ -129,9 +129,8 @@ def cells(case: Case, quick: bool) -> Iterable[tuple[int, float, str]]:
 
 
 def _repeated(case: Case, workers: int, density: float, method: str) -> bool:
-    """Whether this runs with every seed: what is judged does, but slow cases only in their own cell."""
-    own = (workers, density) == (case.workers, case.density)
-    return method in LEADING and (own or case.evaluations > 1)
+    """Whether this runs with every seed: what is judged does, in the case's own cell."""
+    return method in LEADING and (workers, density) == (case.workers, case.density)
 
 
 def settings(shelf: Shelf, case: Case, workers: int, density: float, method: str, seed: int) -> Settings:
