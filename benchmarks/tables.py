@@ -118,6 +118,12 @@ def criteria() -> str:
     return markdown(["id", "criterion", "found", "holds"], lines)
 
 
+def notes() -> str:
+    """What each experiment says of its conditions, and of what did not hold."""
+    known = [name for name in EXPERIMENTS if (REPRODUCTION / f"{name}.json").exists()]
+    return "\n\n".join(f"**{name}.** {outcome(name)['finding']['note']}" for name in known)
+
+
 def outcome(name: str) -> dict[str, Any]:
     """What `gradsieve reproduce NAME --out benchmarks/reproduction` left."""
     found: dict[str, Any] = json.loads((REPRODUCTION / f"{name}.json").read_text())
@@ -127,7 +133,7 @@ def outcome(name: str) -> dict[str, Any]:
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density, "claims": claims},
-    "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria},
+    "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria, "notes": notes},
 }
 
 
