@@ -39,11 +39,11 @@ FULL = (
     Case("bert", "BERT-style", "sst2", 0.5, 1400),
 )
 QUICK = (  # embedded data, as small as they are
-    Case("resnet", "ResNet-20", "", 0.25, 140),
-    Case("vgg", "VGG-16", "", 0.125, 140),
-    Case("lstm", "LSTM", "", 0.25, 250),
-    Case("ncf", "NCF", "", 1.0, 300, batch=0),
-    Case("bert", "BERT-style", "", 0.25, 400, batch=16),
+    Case("resnet", "ResNet-20", "", 0.25, 80),
+    Case("vgg", "VGG-16", "", 0.125, 80),
+    Case("lstm", "LSTM", "", 0.25, 120),
+    Case("ncf", "NCF", "", 1.0, 200, batch=0),
+    Case("bert", "BERT-style", "", 0.25, 200, batch=16),
 )
 
 

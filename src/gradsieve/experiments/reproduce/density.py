@@ -21,7 +21,7 @@ from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment
 from gradsieve.experiments.reproduce.shelf import Shelf
 
 WORKERS, QUICK_WORKERS = (2, 4, 8, 16), (2, 4, 8)
-RELEASE_STEPS, QUICK_RELEASE_STEPS = 1500, 480
+RELEASE_STEPS, QUICK_RELEASE_STEPS = 1500, 240
 TOPK = {2: 2.0, 4: 3.8, 8: 7.4, 16: 13.8}
 ABOUT, CLOSE, SETTLED, WRONG = 0.15, 0.05, 0.10, 2.0
 GROWING, EXACT = ("topk", "hard_threshold", "sidco"), ("exdyna", "micro", "cltk")
