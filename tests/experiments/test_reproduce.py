@@ -68,7 +68,7 @@ def test_verdicts_page_and_exit_codes(made: list[str], tmp_path: Path) -> None:
     assert made == ["good", "bad"]  # the first was not measured again
     assert len(list((out / "runs").iterdir())) == 1  # and the run is shared
     page = (out / "page.html").read_text()
-    assert "Of 2 experiments, 1 reproduced" in page
+    assert "1 of 2 experiments reproduced" in page
     assert "The claim of bad." in page
     assert [outcome.as_dict() for outcome in read_outcomes(out, ["good", "bad"])] == [good, bad]
 

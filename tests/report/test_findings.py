@@ -27,7 +27,7 @@ def outcome(name: str, holds: bool, label: str = "topk") -> Outcome:
 
 def test_everything_is_on_the_page() -> None:
     page = render_findings([outcome("one", True), outcome("two", False)])
-    assert "Of 2 experiments, 1 reproduced what is claimed." in page
+    assert "1 of 2 experiments reproduced all that is claimed; 1 of 2 criteria hold." in page
     for words in ("Claim one.", "ratio of two &gt;= 10", "12.5", "On madelon, 20 workers.", "3.1x", "date today"):
         assert words in page
     assert page.count("not reproduced</span>") == 1

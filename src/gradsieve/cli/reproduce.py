@@ -118,4 +118,6 @@ def _print(outcomes: list[Outcome], out: Path) -> None:
             screen.print(textwrap.fill(outcome.finding.note, 80, initial_indent="  ", subsequent_indent="  "))
     if outcomes:
         done = sum(outcome.finding.verdict == REPRODUCED for outcome in outcomes)
-        screen.print(f"\n{done} of {len(outcomes)} reproduced\n{foot()}\npage: {out / 'page.html'}", soft_wrap=True)
+        checks = [check.holds for outcome in outcomes for check in outcome.finding.checks]
+        screen.print(f"\n{done} of {len(outcomes)} reproduced, {sum(checks)} of {len(checks)} criteria hold")
+        screen.print(f"{foot()}\npage: {out / 'page.html'}", soft_wrap=True)

@@ -33,9 +33,10 @@ def render_findings(outcomes: Sequence[Outcome]) -> str:
         raise ValueError("a page must have one experiment at least, got none")
     sections = [_told(outcome) for outcome in outcomes]
     done = sum(told.reproduced for told in sections)
-    kind = "smaller versions of " if outcomes[0].quick else ""
-    many = f"{len(sections)} experiment{'s' if len(sections) != 1 else ''}"
-    lead = f"Of {kind}{many}, {done} reproduced what is claimed."
+    holds = [check.holds for told in sections for check in told.checks]
+    kind = "smaller " if outcomes[0].quick else ""
+    many = f"{len(sections)} {kind}experiment{'s' if len(sections) != 1 else ''}"
+    lead = f"{done} of {many} reproduced all that is claimed; {sum(holds)} of {len(holds)} criteria hold."
     return fill("findings.html.j2", sections, lead=lead)
 
 
