@@ -33,7 +33,7 @@ def test_every_kind_of_gradient(sparsifier: str, n: int, worlds: tuple[int, ...]
 
 @pytest.mark.parametrize("n", LONG)
 def test_large_vectors(sparsifier: str, n: int) -> None:
-    for world_size in WORLDS if n < 1_000_000 else (1, 3, 16):
+    for world_size in WORLDS if n < 1_000_000 else (1, 5):
         group = Group(sparsifier, 0.001, world_size, sizes=[n // 2, n - n // 2])
         for step, kind in enumerate(("normal", "heavy tails", "spike")):
             group.step_lawfully(gradients(kind, n, world_size, step))

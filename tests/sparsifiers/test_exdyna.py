@@ -90,7 +90,7 @@ def uneven(step: int, n: int = N, world_size: int = WORLD) -> list[Tensor]:
     return [grad * scale for grad in gradients("normal", n, world_size, step)]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+@pytest.mark.parametrize("world_size", [2, 7, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 4))])
 def test_compat_equals_the_released_rules_over_300_steps(world_size: int) -> None:
     group, literal = Group("exdyna", DENSITY, world_size, compat="release"), Faster(N, world_size, DENSITY)
     moved = False
@@ -164,7 +164,7 @@ def test_loss_scale_of_65536() -> None:
         assert torch.equal(one * 65_536, other)
 
 
-@pytest.mark.parametrize("world_size", [4, 8, 16])
+@pytest.mark.parametrize("world_size", [4, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_balance_follows_a_hot_layer(world_size: int) -> None:
     """Gradients of one worker, seen by all: then counts depend on the partitions alone."""
     n, group = 200_000, Group("exdyna", 0.01, world_size)

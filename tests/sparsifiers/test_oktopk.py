@@ -20,7 +20,7 @@ def sloped(step: int, world_size: int) -> list[Tensor]:
     return [grad * slope for grad in gradients("normal", N, world_size, step)]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 8, 16])
+@pytest.mark.parametrize("world_size", [2, 3, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_words_on_the_wire(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under 6k words a worker and step, counting an index as one word although it is packed into less."""
     group = Group("oktopk", K / N, world_size)

@@ -24,7 +24,7 @@ def curve(step: int, total: int, exponent: float, jump: float) -> float:
     return ((step + 1) / total) ** exponent * (jump if step > total // 2 else 1.0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     total=st.integers(200, 260),
     exponent=st.floats(-2, 2),
