@@ -78,6 +78,14 @@ def test_all_cells_count() -> None:
     assert check.found == "0.60x, 1.34x over 2 cells"
 
 
+def test_what_came_apart_is_not_compared() -> None:
+    other = [
+        replace(GOOD, workers=16, total_error=None),
+        replace(GOOD, workers=16, method=BUDGET, total_error=None),
+    ]
+    assert judge([*rows(), *other])[2].found == "0.60x"
+
+
 def test_cells_have_all_methods_once_and_the_grid_has_two() -> None:
     found = list(cells(CASES["mlp"], quick=False))
     assert len(found) == len(set(found)) == len(METHODS) + 2 * 5

@@ -88,8 +88,8 @@ class Row:
     metric_name: str
     higher_is_better: bool
     metric: float
-    loss: float  # of the last tenth of the steps
-    total_error: float | None
+    loss: float  # of the last tenth of the steps; infinite if training came apart
+    total_error: float | None  # None if training came apart
     sent: float  # elements, of those that the density asks for
     worst_sent: float  # the seed that is farthest from 1
     within_5pct: float  # of the steps after the first, in the worst seed
@@ -191,6 +191,7 @@ def _sent(run: Run) -> float:
 def _row(case: str, workers: int, density: float, method: str, runs: list[Run]) -> Row:
     found = [summarise(each) for each in runs]
     late = [line["loss"] for each in runs for line in each.steps[-len(each.steps) // 10 :]]
+    apart = any(loss is None for loss in late)
     union = [sum(line["buildup"] for line in each.steps) / len(each.steps) for each in runs]
     errors = [each.total_error for each in found if each.total_error is not None]
     return Row(
@@ -202,8 +203,8 @@ def _row(case: str, workers: int, density: float, method: str, runs: list[Run]) 
         metric_name=found[0].metric_name,
         higher_is_better=runs[0].metric.higher_is_better,
         metric=fmean(each.metric_last or 0.0 for each in found),
-        loss=fmean(late),
-        total_error=fmean(errors) if errors else None,
+        loss=math.inf if apart else fmean(late),
+        total_error=fmean(errors) if errors and not apart else None,
         sent=fmean(union),
         worst_sent=max(union, key=lambda x: abs(x - 1)),
         within_5pct=min(fmean(abs(line["buildup"] - 1) <= CLOSE for line in each.steps[1:]) for each in runs),
@@ -235,14 +236,14 @@ def judge(rows: Sequence[Row]) -> list[Check]:
         ),
     ]
     for case in dict.fromkeys(row.case for row in steady):
-        own = [(one, other) for one, other in pairs if one.case == case]
-        checks += _judge_case(own, CNN_GAIN if case == "cnn" else 1.0)
+        own = [(one, other) for one, other in pairs if one.case == case and one.total_error and other.total_error]
+        checks += _judge_case(own, CNN_GAIN if case == "cnn" else 1.0) if own else []
         checks += _judge_quality(case, [row for row in rows if row.case == case])
     return checks
 
 
 def _judge_case(pairs: Sequence[tuple[Row, Row]], bound: float) -> list[Check]:
-    """Budget against steady; the first pair is the case's own cell."""
+    """Budget against steady, where training did not come apart; the first pair is the case's own cell."""
     (steady, budget), ratios = pairs[0], [_ratio(one, other) for one, other in pairs]
     everywhere = f", {geometric_mean(ratios):.2f}x over {len(pairs)} cells" if len(pairs) > 1 else ""
     better = steady.metric <= budget.metric if steady.higher_is_better else steady.metric >= budget.metric
@@ -274,6 +275,13 @@ def _ratio(steady: Row, other: Row) -> float:
     return (other.total_error or 0.0) / (steady.total_error or 1.0)
 
 
+def _shown(steady: Row, row: Row) -> str:
+    """The ratio of total errors as the table has it."""
+    if row.total_error is None:
+        return "came apart"
+    return "" if steady.total_error is None else f"{_ratio(steady, row):.2f}x"
+
+
 def _cell(row: Row) -> str:
     return f"{row.case}, {row.workers} workers, density {row.density:g}"
 
@@ -290,7 +298,7 @@ def _table(rows: Sequence[Row]) -> Grid:
             str(row.seeds),
             f"{row.metric_name} {row.metric:.4g}",
             f"{row.loss:.4g}",
-            "" if row.total_error is None else f"{_ratio(steady[row.case, row.workers, row.density], row):.2f}x",
+            _shown(steady[row.case, row.workers, row.density], row),
             f"{row.sent:.3f}x",
             f"{row.within_5pct:.0%}".replace("%", " %"),
             f"{row.bytes_per_step:,.0f}",
@@ -308,7 +316,7 @@ def _figures(rows: Sequence[Row], curves: dict[str, Run]) -> list[Figure]:
     ratios: dict[str, dict[int, float]] = {}
     steady = {(row.case, row.workers, row.density): row for row in rows if row.method == STEADY}
     for row in rows:
-        if row.method == BUDGET:
+        if row.method == BUDGET and row.total_error:
             one = steady[row.case, row.workers, row.density]
             ratios.setdefault(f"{row.case}, density {row.density:g}", {})[row.workers] = _ratio(one, row)
     against = [
