@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from gradsieve import SPARSIFIERS
 from helpers import KINDS, PLAIN, Group, check_nothing_lost, gradients
 
-WORLDS = (1, 2, 3, 4, 7, 16)
 SHORT = {
     1: WORLDS,
     2: WORLDS,
@@ -33,13 +32,13 @@ def test_every_kind_of_gradient(sparsifier: str, n: int, worlds: tuple[int, ...]
 
 @pytest.mark.parametrize("n", LONG)
 def test_large_vectors(sparsifier: str, n: int) -> None:
-    for world_size in WORLDS if n < 1_000_000 else (1, 5):
+    for world_size in (2, 7, 16) if n < 1_000_000 else (1, 5):
         group = Group(sparsifier, 0.001, world_size, sizes=[n // 2, n - n // 2])
         for step, kind in enumerate(("normal", "heavy tails", "spike")):
             group.step_lawfully(gradients(kind, n, world_size, step))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     sparsifier=st.sampled_from(sorted(SPARSIFIERS)),
     n=st.integers(1, 400),
