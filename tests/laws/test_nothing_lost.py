@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 from gradsieve import SPARSIFIERS
 from helpers import KINDS, PLAIN, Group, check_nothing_lost, gradients
 
-SHORT = {
-    1: WORLDS,
-    2: WORLDS,
-    31: (1, 3, 7),
-    32: (2, 4, 16),
-    33: (1, 3, 16),
-    1_000: (2, 4, 7),
-}  # any: test_any_sequence
+SHORT = {1: (1, 16), 2: (2, 7), 31: (3,), 32: (2, 4), 33: (7,), 1_000: (1, 4)}  # and any in any sequence
 LONG = (32_767, 32_769, 1_000_003)
 
 
