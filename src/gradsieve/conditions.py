@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import numba
@@ -23,6 +24,11 @@ def conditions() -> dict[str, str]:
         "machine": f"{_cpu()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def in_words(found: Mapping[str, str]) -> str:
+    """Conditions in one line."""
+    return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 def _cpu() -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gradsieve.experiments.reproduce import _registry, density
-from gradsieve.experiments.reproduce._registry import RELEASE, every_method, thinned
+from gradsieve.experiments.reproduce._registry import RELEASE, every_method
+from gradsieve.experiments.reproduce.base import thinned
 from gradsieve.experiments.reproduce.density import Measured, judge_buildup, judge_density
 from gradsieve.experiments.reproduce.shelf import Shelf
 from gradsieve.experiments.running import Stop

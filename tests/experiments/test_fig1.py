@@ -9,6 +9,7 @@ import pytest
 from gradsieve.experiments.methods import parse_method
 from gradsieve.experiments.reproduce import fig1
 from gradsieve.experiments.reproduce._equal_bits import TRIES, Rehearsal, search
+from gradsieve.experiments.reproduce.base import POINTS
 from gradsieve.experiments.reproduce.fig1 import HARD, SGD, TOPK, Case, Curve, Measured, judge_a, judge_b, judge_c
 from gradsieve.experiments.reproduce.shelf import Shelf
 from gradsieve.experiments.running import Stop, run
@@ -69,7 +70,7 @@ def test_errors() -> None:
 
 def test_figures_fit_a_logarithmic_axis() -> None:
     line = fig1._line("x", [float(step) for step in range(1001)], [math.inf, 0.0, *[1.0] * 999])
-    assert len(line.x) <= fig1.POINTS
+    assert len(line.x) <= POINTS
     assert min(line.x) > 0
     assert {*fig1._line("x", [1.0, 2.0, 3.0], [math.inf, 0.0, 1.0]).y} == {None, 1.0}
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from gradsieve.cli import app
 from gradsieve.cli import reproduce as command
 from gradsieve.experiments.reproduce import EXPERIMENTS
-from gradsieve.experiments.reproduce.base import OURS, Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.outcomes import read_outcomes
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.running import Stop
@@ -35,7 +35,7 @@ def experiment(name: str, limit: float, made: list[str]) -> Experiment:
             [Check("3 below the limit", f"{numbers[2]}", numbers[2] < limit)], [figure], [table], "Note."
         )
 
-    return Experiment(name, OURS, f"The claim of {name}.", 1, run)
+    return Experiment(name, EXDYNA_PAPER, f"The claim of {name}.", 1, run)
 
 
 @pytest.fixture

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradsieve.sparsifiers._partition import UNIT, Blocks, even_bounds, learn, make_blocks, moved, rebalance
+from gradsieve.sparsifiers._partition import (
+    UNIT,
+    Blocks,
+    even_bounds,
+    grouped,
+    learn,
+    make_blocks,
+    moved,
+    rebalance,
+)
 from gradsieve.sparsifiers._release import ReleasedBlocks, released_bounds, released_rebalance
 
 
@@ -39,11 +48,11 @@ def test_counts_of_every_block(n: int, asked: int) -> None:
 def test_tiles_after_2_000_random_rebalances(n: int, world_size: int) -> None:
     blocks, generator = make_blocks(n, 64, world_size), torch.Generator().manual_seed(n)
     bounds, load = even_bounds(blocks.count, world_size), torch.zeros(blocks.count, dtype=torch.int64)
-    last = load
+    last = grouped(load)
     for step in range(2_000):
         heavy = torch.rand(blocks.count, generator=generator) ** (1 + step % 50)
         counts = (heavy * 1_000).long()
-        load, last = learn(load, counts, last), counts
+        load, last = learn(load, counts, last)
         bounds = rebalance(load, bounds)
         assert len(bounds) == world_size + 1
         check_tiling(blocks, bounds)
@@ -91,12 +100,12 @@ def test_bounds_stay_while_they_are_good() -> None:
 
 
 def test_load_remembers_and_forgets_faster_when_the_work_moved() -> None:
-    first, second = torch.tensor([10, 0]), torch.tensor([0, 10])
-    load = learn(torch.zeros(2, dtype=torch.int64), first, torch.zeros(2, dtype=torch.int64))
+    first, second, nothing = torch.tensor([10, 0]), torch.tensor([0, 10]), torch.zeros(2, dtype=torch.int64)
+    load, last = learn(nothing, first, nothing)
     assert load.tolist() == [10 * UNIT, 0]
-    load = learn(load, second, first)  # it may be chance
+    load, last = learn(load, second, last)  # it may be chance
     assert load.tolist() == [8.75 * UNIT, 1.25 * UNIT]
-    load = learn(load, second, second)  # it is not
+    load, last = learn(load, second, last)  # it is not
     assert load.tolist() == [4.375 * UNIT, 5.625 * UNIT]
 
 
@@ -106,7 +115,7 @@ def test_chance_is_not_movement() -> None:
     steps = [
         torch.bincount(torch.randint(blocks, (400,), generator=generator), minlength=blocks) for _ in range(60)
     ]
-    load = torch.full((blocks,), 400 * UNIT // blocks)
-    assert not any(moved(load, now, before) for before, now in itertools.pairwise(steps))
+    usual = grouped(torch.full((blocks,), 400 * UNIT // blocks))
+    assert not any(moved(now, last, usual) for last, now in itertools.pairwise(grouped(s * UNIT) for s in steps))
     hot = [torch.bincount(torch.randint(400, (400,), generator=generator), minlength=blocks) for _ in range(60)]
-    assert all(moved(load, now, before) for before, now in itertools.pairwise(hot))
+    assert all(moved(now, last, usual) for last, now in itertools.pairwise(grouped(s * UNIT) for s in hot))

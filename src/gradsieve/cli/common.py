@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from gradsieve.conditions import conditions
+from gradsieve.conditions import conditions, in_words
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else.")]
 
@@ -59,7 +59,7 @@ def table(title: str, words: list[str], figures: list[str]) -> Table:
 
 
 def foot() -> str:
-    return ", ".join(f"{name} {value}" for name, value in conditions().items())
+    return in_words(conditions())
 
 
 def print_json(value: object) -> None:

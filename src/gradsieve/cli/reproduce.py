@@ -1,5 +1,6 @@
 """The command that regenerates the papers' claims, and judges them."""
 
+import dataclasses
 import functools
 import textwrap
 from pathlib import Path
@@ -12,14 +13,13 @@ from gradsieve.cli.common import AsJson, clear_errors, console, foot, print_json
 from gradsieve.cli.live import watched
 from gradsieve.experiments import running
 from gradsieve.experiments.reproduce import EXPERIMENTS, density_control
-from gradsieve.experiments.reproduce.base import REPRODUCED
+from gradsieve.experiments.reproduce.base import OURS, REPRODUCED
 from gradsieve.experiments.reproduce.outcomes import Outcome, carry_out, read_outcomes
 from gradsieve.experiments.reproduce.shelf import Interrupted, Shelf
 from gradsieve.report import write_findings
 from gradsieve.tasks.base import Metric
 
 CASED = density_control.EXPERIMENT.id  # the one with cases
-OWN = (CASED,)  # no paper's
 _QUICK_MINUTES = 10
 
 
@@ -63,9 +63,10 @@ def reproduce(
         for name in chosen:
             experiment = EXPERIMENTS[name]
             typer.echo(f"{name}: {_time(experiment.minutes, quick)}", err=True)
-            cases = functools.partial(density_control.run, only=only) if only else None
+            if only:
+                experiment = dataclasses.replace(experiment, run=functools.partial(density_control.run, only=only))
             try:
-                outcomes.append(carry_out(experiment, shelf, cases))
+                outcomes.append(carry_out(experiment, shelf))
             except Interrupted:
                 break
             write_findings(read_outcomes(out, list(EXPERIMENTS)), out / "page.html")
@@ -86,7 +87,9 @@ def _chosen(ids: list[str]) -> list[str]:
     wanted = {one_of("experiment", name, known) for name in ids}
     if "list" in wanted:
         raise ValueError(f"list must stand alone, got {', '.join(ids)}")
-    return [name for name in EXPERIMENTS if name in wanted or ("all" in wanted and name not in OWN)]
+    return [
+        name for name in EXPERIMENTS if name in wanted or ("all" in wanted and EXPERIMENTS[name].source != OURS)
+    ]
 
 
 def _time(minutes: float, quick: bool) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradsieve.conditions import in_words
 from gradsieve.experiments.reproduce.base import REPRODUCED, SOURCES, Check, Figure, Grid
 from gradsieve.experiments.reproduce.outcomes import Outcome
 from gradsieve.report.lines import Entry, Plot, axes, draw
@@ -44,7 +45,6 @@ def _told(outcome: Outcome) -> Told:
     finding = outcome.finding
     labels = dict.fromkeys(line.label for figure in finding.figures for line in figure.lines)
     looks, places = styles(labels), {label: i for i, label in enumerate(labels)}
-    about = ", ".join(f"{name} {value}" for name, value in outcome.conditions.items())
     return Told(
         id=outcome.id,
         claim=outcome.claim,
@@ -56,7 +56,7 @@ def _told(outcome: Outcome) -> Told:
         checks=finding.checks,
         plots=[plot_of(figure, looks, places) for figure in finding.figures],
         tables=finding.tables,
-        conditions=f"{outcome.command} ({about})",
+        conditions=f"{outcome.command} ({in_words(outcome.conditions)})",
     )
 
 

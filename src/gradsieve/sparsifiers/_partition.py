@@ -44,25 +44,29 @@ def even_bounds(blocks: int, world_size: int) -> list[int]:
     return [i * blocks // world_size for i in range(world_size + 1)]
 
 
-def learn(load: Tensor, counts: Tensor, last: Tensor) -> Tensor:
-    """The load of every block after a step in which `counts` elements of it were selected, and `last` before it."""
+def learn(load: Tensor, counts: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """The load of every block after a step in which `counts` elements of it were selected; and the step in groups.
+
+    last: the groups of the step before.
+    """
+    seen = counts * UNIT
+    now = grouped(seen)
     if not load.any():
-        return counts * UNIT
-    memory = SHORT_MEMORY if moved(load, counts, last) else MEMORY
-    return load + ((counts * UNIT - load) >> memory)
+        return seen, now
+    return load + ((seen - load) >> (SHORT_MEMORY if moved(now, last, grouped(load)) else MEMORY)), now
 
 
-def moved(load: Tensor, counts: Tensor, last: Tensor) -> bool:
-    """Whether two steps in a row are much more like each other than like the load.
+def moved(now: Tensor, last: Tensor, usual: Tensor) -> bool:
+    """Whether two steps in a row are much more like each other than like what is usual.
 
     What is only chance, or whose batch was hard, differs between any two steps.
     """
-    groups = torch.arange(len(load)) * min(GROUPS, len(load)) // len(load)
-    now, before, usual = (
-        torch.zeros(GROUPS, dtype=torch.int64).index_add_(0, groups, each)
-        for each in (counts * UNIT, last * UNIT, load)
-    )
-    return 2 * int((now - before).abs().sum()) < int((now - usual).abs().sum())
+    return 2 * int((now - last).abs().sum()) < int((now - usual).abs().sum())
+
+
+def grouped(blocks: Tensor) -> Tensor:
+    """Sums over groups of neighbouring blocks."""
+    return _running_sum(blocks)[even_bounds(len(blocks), min(GROUPS, len(blocks)))].diff()
 
 
 def rebalance(load: Tensor, bounds: list[int]) -> list[int]:
@@ -77,7 +81,7 @@ def rebalance(load: Tensor, bounds: list[int]) -> list[int]:
         return bounds
     # Blocks in which nothing was selected are spread too: somebody has to read them.
     weight = load * 64 + max(1, total // blocks)
-    before = torch.cat([weight.new_zeros(1), weight.cumsum(0)])
+    before = _running_sum(weight)
     whole = int(before[-1])
     heaviest = int(before[bounds].diff().max())
     if heaviest * parts <= TOLERANCE * whole:
@@ -87,6 +91,11 @@ def rebalance(load: Tensor, bounds: list[int]) -> list[int]:
     nearer_left = targets - before[right - 1] < before[right] - targets
     cuts = (right - nearer_left.long()).tolist()
     return _at_least_one_block([0, *cuts, blocks])
+
+
+def _running_sum(blocks: Tensor) -> Tensor:
+    """What stands before each block, and behind the last."""
+    return torch.cat([blocks.new_zeros(1), blocks.cumsum(0)])
 
 
 def _at_least_one_block(bounds: list[int]) -> list[int]:

@@ -14,7 +14,7 @@ from gradsieve._check import at_least
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers import _release
 from gradsieve.sparsifiers._exclusive import Exclusive, by_partition
-from gradsieve.sparsifiers._partition import TOLERANCE, Blocks, even_bounds, learn, make_blocks, rebalance
+from gradsieve.sparsifiers._partition import TOLERANCE, Blocks, even_bounds, grouped, learn, make_blocks, rebalance
 
 BLOCKS = 4096  # a hot layer of a tenth of the model is still cut into 400
 
@@ -49,7 +49,7 @@ class ExDyna(Exclusive):
             self._blocks = make_blocks(step.n, self.blocks or BLOCKS, step.world_size)
             self.bounds = even_bounds(self._blocks.count, step.world_size)
         self.load = torch.zeros(self._blocks.count, dtype=torch.int64)
-        self.last = self.load.clone()  # selected in the last step, by block
+        self.last = grouped(self.load)  # of the last step
 
     def span(self, partition: int, step: Step) -> tuple[int, int]:
         first, behind = self.bounds[partition : partition + 2]
@@ -60,7 +60,6 @@ class ExDyna(Exclusive):
         if isinstance(self._blocks, _release.ReleasedBlocks):
             self.bounds = _release.released_rebalance(self.bounds, by_partition(sent.counts, step), self._blocks)
         elif sent.indices is not None:
-            counts = self._blocks.counts(sent.indices).cpu()
-            self.load, self.last = learn(self.load, counts, self.last), counts
+            self.load, self.last = learn(self.load, self._blocks.counts(sent.indices).cpu(), self.last)
             if max(sent.counts) * step.world_size > TOLERANCE * sum(sent.counts):
                 self.bounds = rebalance(self.load, self.bounds)

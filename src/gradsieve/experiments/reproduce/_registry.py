@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from gradsieve.experiments.methods import DENSE, parse_method
+from gradsieve.experiments.methods import DENSE
 from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce.base import Line
-from gradsieve.experiments.reproduce.shelf import Shelf, dataset
+from gradsieve.experiments.reproduce.shelf import dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.sparsifiers import SPARSIFIERS
 
 TASK, DATASET, DENSITY = "mlp", "mnist", 0.001
 RELEASE = "exdyna:compat=release"
 FULL, QUICK = 200, 60  # steps
-_POINTS = 300  # of a line in a figure
 
 
 def every_method() -> list[str]:
@@ -41,11 +39,6 @@ def training(workers: int, steps: int, density: float = DENSITY, seed: int = 0, 
     )
 
 
-def train(shelf: Shelf, settings: Settings, text: str) -> Run:
-    """The run of a method as `parse_method` reads it."""
-    return shelf.run(settings.with_method(parse_method(text, settings.density)))
-
-
 def ratios(run: Run) -> list[float]:
     """Realised density over the target, step by step."""
     return [line["union"] / line["k"] for line in run.steps]
@@ -63,12 +56,6 @@ def overlaps(run: Run) -> list[float]:
 def off(values: Sequence[float]) -> float:
     """Mean distance from 1."""
     return fmean(abs(value - 1) for value in values)
-
-
-def thinned(label: str, x: Sequence[float], y: Sequence[float]) -> Line:
-    """A line of not too many points: every so-many-th."""
-    stride = -(-len(x) // _POINTS)
-    return Line(label, list(x[::stride]), list(y[::stride]))
 
 
 def words_on_data(run: Run) -> str:

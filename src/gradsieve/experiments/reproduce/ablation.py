@@ -10,7 +10,6 @@ from gradsieve.experiments.reproduce._registry import (
     off,
     ratios,
     steps_of,
-    train,
     training,
     words_on_data,
 )
@@ -54,15 +53,15 @@ def measure(shelf: Shelf) -> Measured:
     steps, seeds = steps_of(shelf.quick), QUICK_SEEDS if shelf.quick else SEEDS
     rotation = {
         (shards, method): _mean(
-            [train(shelf, training(WORKERS, steps, seed=seed, skew=skew), method) for seed in seeds]
+            [shelf.train(training(WORKERS, steps, seed=seed, skew=skew), method) for seed in seeds]
         )
         for shards, skew in SHARDS.items()
         for method in (WHOLE, STILL)
     }
     base = training(WORKERS, steps)
-    whole = train(shelf, base, WHOLE)
+    whole = shelf.train(base, WHOLE)
     fixed = f"exdyna:spend=fixed:threshold={authors_rule(whole.steps[0]['k']):.6g}"
-    parts = {method: _mean([train(shelf, base, method)]) for method in (WHOLE, STATIC, fixed)}
+    parts = {method: _mean([shelf.train(base, method)]) for method in (WHOLE, STATIC, fixed)}
     counts = QUICK_BLOCKS if shelf.quick else BLOCKS
     return Measured(
         rotation,

@@ -1,6 +1,6 @@
 """What an experiment is: a claim, how it is tested, what was found, and a verdict."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ from gradsieve.experiments.reproduce.shelf import Shelf
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 EXDYNA_PAPER, RETHINKING_PAPER, TOPK_ANALYSIS, OURS = "ExDyna", "Rethinking", "Top-k analysis", "this library"
+POINTS = 300  # of a line
 SOURCES = {  # what a claim is from
     EXDYNA_PAPER: "Yoon and Oh, Preserving Near-Optimal Gradient Sparsification Cost for Scalable Distributed Deep "
     "Learning, CCGrid 2024",
@@ -33,6 +34,12 @@ class Line:
     label: str
     x: list[float]
     y: list[float | None]
+
+
+def thinned(label: str, x: Sequence[float], y: Sequence[float | None]) -> Line:
+    """A line of not too many points: every so-many-th."""
+    stride = -(-len(x) // POINTS)
+    return Line(label, list(x[::stride]), list(y[::stride]))
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,19 @@ from gradsieve.experiments.reproduce._registry import (
     overlaps,
     ratios,
     steps_of,
-    thinned,
-    train,
     training,
     words_on_data,
 )
-from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import (
+    EXDYNA_PAPER,
+    Check,
+    Experiment,
+    Figure,
+    Finding,
+    Grid,
+    Line,
+    thinned,
+)
 from gradsieve.experiments.reproduce.shelf import Shelf
 
 WORKERS, QUICK_WORKERS = (2, 4, 8, 16), (2, 4, 8)
@@ -46,7 +53,7 @@ def measure(shelf: Shelf) -> tuple[Found, str]:
     found, words = {}, ""
     for method in every_method():
         for size in workers:
-            run = train(shelf, training(size, longer if method == RELEASE else usual), method)
+            run = shelf.train(training(size, longer if method == RELEASE else usual), method)
             found[method, size] = Measured(ratios(run), overlaps(run))
             words = words_on_data(run)
     return found, (

@@ -13,6 +13,7 @@ from statistics import fmean, geometric_mean, median
 from gradsieve._check import one_of
 from gradsieve.experiments.methods import parse_method
 from gradsieve.experiments.records import Run
+from gradsieve.experiments.reproduce._equal_bits import search
 from gradsieve.experiments.reproduce.base import OURS, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
@@ -41,7 +42,6 @@ METHODS = {  # label -> what it is
 MORE_ELEMENTS = 7.22 / 4.22  # bytes of an element with float32 and with bfloat16 values: `gradsieve bench wire`
 TOLERANCE, CLOSE = 0.02, 0.05
 CNN_GAIN, CLOSED = 0.65, 1 / 3
-TRIALS = 9  # runs to find the constant threshold that sends as much
 WORKERS, DENSITIES = (4, 8, 16), (0.001, 0.01)
 
 
@@ -168,24 +168,16 @@ def _one(
 
 def _tuned(shelf: Shelf, case: Case, workers: int, density: float, seed: int, steady: Run) -> Run:
     """The constant threshold that sends as much as steady does: what someone who knew the run would take."""
-    threshold = median(line["threshold"] for line in steady.steps if line["threshold"])
-    below = above = 0.0
-    tried = []
-    for _ in range(TRIALS):
-        text = METHODS[CONSTANT].format(f"{threshold:.4g}")
-        made = shelf.run(settings(shelf, case, workers, density, text, seed))
-        part = _sent(made) / _sent(steady)
-        tried.append((abs(math.log(max(part, 1e-9))), made))
-        if abs(part - 1) <= TOLERANCE:
-            break
-        below, above = (threshold, above) if part > 1 else (below, threshold)
-        threshold = math.sqrt(below * above) if below and above else threshold * (2 if part > 1 else 0.5)
-    return min(tried, key=lambda each: each[0])[1]
+
+    def run(threshold: float) -> Run:
+        return shelf.run(settings(shelf, case, workers, density, METHODS[CONSTANT].format(threshold), seed))
+
+    first = median(line["threshold"] for line in steady.steps if line["threshold"])
+    return run(search(lambda threshold: _sent(run(threshold)), _sent(steady), first, TOLERANCE).threshold)
 
 
-def _sent(run: Run) -> float:
-    """Elements, of those that the density asks for."""
-    return float(sum(line["selected"] for line in run.steps) / sum(line["k"] for line in run.steps))
+def _sent(run: Run) -> int:
+    return sum(line["selected"] for line in run.steps)
 
 
 def _row(case: str, workers: int, density: float, method: str, runs: list[Run]) -> Row:

@@ -13,7 +13,16 @@ from typing import Any
 from gradsieve.analysis import bits, total_error
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce._equal_bits import EQUAL, Tuned, equal_bits
-from gradsieve.experiments.reproduce.base import RETHINKING_PAPER, Check, Experiment, Figure, Finding, Grid, Line
+from gradsieve.experiments.reproduce.base import (
+    RETHINKING_PAPER,
+    Check,
+    Experiment,
+    Figure,
+    Finding,
+    Grid,
+    Line,
+    thinned,
+)
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.tasks.logreg import LogReg
@@ -25,7 +34,6 @@ EARLY = (1.0, 2.0)  # epochs
 HARD_NEAR, TOPK_FAR = 3.0, 10.0  # times SGD's f - f*
 GOAL = 1e-2  # f - f*
 PEAK, SUM = 10.0, 2.0  # Top-k's error over hard threshold's, at least
-POINTS = 300  # of a line
 
 
 @dataclass(frozen=True)
@@ -321,9 +329,8 @@ def _sent(value: float | None) -> str:
 
 def _line(label: str, x: Sequence[float], y: Sequence[float]) -> Line:
     """Thinned, and without what a logarithmic axis cannot show."""
-    stride = -(-len(x) // POINTS)
-    shown = [(a, b) for a, b in list(zip(x, y, strict=True))[::stride] if a > 0]
-    return Line(label, [a for a, _ in shown], [b if 0 < b < math.inf else None for _, b in shown])
+    shown = [(a, b if 0 < b < math.inf else None) for a, b in zip(x, y, strict=True) if a > 0]
+    return thinned(label, [a for a, _ in shown], [b for _, b in shown])
 
 
 def _note(found: Sequence[Measured]) -> str:

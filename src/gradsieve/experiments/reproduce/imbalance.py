@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gradsieve.experiments.reproduce._registry import steps_of, thinned, train, training, words_on_data
+from gradsieve.experiments.reproduce._registry import steps_of, training, words_on_data
 from gradsieve.experiments.reproduce._streams import (
     HOTTER,
     LAYERS,
@@ -13,7 +13,7 @@ from gradsieve.experiments.reproduce._streams import (
     imbalances,
     play,
 )
-from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid
+from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, thinned
 from gradsieve.experiments.reproduce.shelf import Shelf
 
 OURS, STATIC = "exdyna", "micro"
@@ -58,7 +58,7 @@ def measure(shelf: Shelf) -> Measured:
     trainings, words, steps = {}, "", steps_of(shelf.quick)
     for density in TRAINED_DENSITIES:
         for method in METHODS:
-            run = train(shelf, training(TRAINED, steps, density), method)
+            run = shelf.train(training(TRAINED, steps, density), method)
             trainings[method, density] = [line["imbalance"] for line in run.steps]
             words = words_on_data(run)
     return Measured(

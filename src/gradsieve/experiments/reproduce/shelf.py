@@ -50,10 +50,11 @@ class Shelf:
 
     def compare(self, settings: Settings, methods: dict[str, str]) -> dict[str, Run]:
         """One run a method; `methods` has what `parse_method` reads by label, the density is the settings'."""
-        return {
-            label: self.run(settings.with_method(parse_method(text, settings.density)))
-            for label, text in methods.items()
-        }
+        return {label: self.train(settings, text) for label, text in methods.items()}
+
+    def train(self, settings: Settings, method: str) -> Run:
+        """The run of a method as `parse_method` reads it, at the settings' density."""
+        return self.run(settings.with_method(parse_method(method, settings.density)))
 
     def measure(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` returns, as JSON has it: read if it is there, else made and kept."""

@@ -15,7 +15,6 @@ from gradsieve.experiments.reproduce._registry import (
     overlaps,
     ratios,
     steps_of,
-    train,
     training,
     words_on_data,
 )
@@ -63,7 +62,7 @@ def measure(shelf: Shelf) -> tuple[list[Row], str]:
     steps, streamed = steps_of(shelf.quick), QUICK if shelf.quick else FULL
     rows, words = [], ""
     for method in every_method():
-        run = train(shelf, training(WORKERS, steps), method)
+        run = shelf.train(training(WORKERS, steps), method)
         words = words_on_data(run)
         large, small = (_streamed(shelf, method, scale, streamed) for scale in SCALES)
         rows.append(
