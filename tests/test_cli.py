@@ -137,7 +137,10 @@ def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
         (("train", "mlp", "--lab-rate", "1gbit"), "lab_rate needs --lab-hosts beside it, got 1gbit alone"),
         (("train", "mlp", "--lab-hosts", "2", "--virtual"), "lab_hosts needs real processes"),
         (("train", "mlp", "--lab-hosts", "2", "--workers", "3"), "workers must be a multiple of the lab's 2 hosts"),
-        (("train", "mlp", "--sparsifier", "exdyna:values=int8"), "values must be one of fp32, bf16, got 'int8'"),
+        (
+            ("train", "mlp", "--sparsifier", "exdyna:values=int8"),
+            "values must be one of fp32, bf16, fp8, got 'int8'",
+        ),
         (("bench", "lab", "--rates", "1gbit,x"), "rate must be a number with"),
         (("bench", "wire", "--steps", "0"), "steps must be at least 1, got 0"),
         (("bench", "step", "--workers", "2,x"), "workers must be a whole number, got 'x'"),

@@ -12,6 +12,7 @@ ORDER = [
     "_owner",
     "conditions",
     "ops",
+    "wire",
     "collectives",
     "exchange",
     "analysis",

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from gradsieve.wire import decode, encode, message_bytes
+
 T = TypeVar("T")
 
 LENGTH_BYTES = 8  # what a rank sends to announce the length of a ragged message
@@ -127,8 +129,8 @@ def traffic_of(call: Collective, reply: Any, world_size: int) -> Traffic:
     others = world_size - 1
     size = call.tensor.nbytes
     if isinstance(call, AllReduce | RoundedSum):
-        width = call.tensor.itemsize if isinstance(call, AllReduce) else call.wire.itemsize
-        padded = -(-call.tensor.numel() // world_size) * world_size * width
+        wire = call.tensor.dtype if isinstance(call, AllReduce) else call.wire
+        padded = world_size * message_bytes(-(-call.tensor.numel() // world_size), wire)
         return Traffic(1, padded, ring_all_reduce_bytes(padded, world_size))
     if isinstance(call, Broadcast):
         return Traffic(1, size, others / world_size * size)
@@ -150,15 +152,15 @@ def slices(tensor: Tensor, world_size: int) -> Tensor:
 
 
 def round_slice(parts: Sequence[Tensor], own: Tensor, rank: int, wire: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The sum of one slice as its owner makes it: others' parts as they came, its own unrounded; and the error.
+    """The sum of one slice as its owner sends it: of others' parts as they came, its own unrounded; and the error.
 
     Parts are added in rank order, so that the sum does not depend on who was faster.
     """
     total = torch.zeros_like(own)
     for sender, part in enumerate(parts):
         total += own if sender == rank else part
-    rounded = total.to(wire)
-    return rounded, total - rounded
+    message = encode(total, wire)
+    return message, total - decode(message, wire)
 
 
 def ring_all_reduce_bytes(size: int, world_size: int) -> float:

@@ -51,7 +51,7 @@ def sparsify(
         process_group: the group to exchange over; by default the model's.
         check_every: compare all workers' parameters after so many steps; 0 is never.
         measure: whether reports contain the residual's norm, which costs a pass over it.
-        values: "fp32" or "bf16", how values travel; what rounding leaves out is kept and sent later.
+        values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out is kept and sent later.
     """
     model = _checked(getattr(ddp_model, "_orig_mod", ddp_model))
     at_least("check_every", check_every, 0)

@@ -2,8 +2,8 @@
 
 Every exchange takes the accumulator, this worker's picked positions and a *pulse*: one number, 0 from a healthy
 worker and NaN from one whose gradient was not finite. The pulse rides behind the values, so every worker learns
-of a bad gradient in the same step without a further collective; its type is the one in which values travel. What
-rounding to a narrower type leaves out stays in the accumulator.
+of a bad gradient in the same step without a further collective; its type is the one in which values travel (see
+`wire`). What rounding to a narrower type leaves out stays in the accumulator.
 
 Positions that were sent are cleared in the accumulator, which thereby becomes the residual. `counts`, where all
 workers know beforehand how many positions each will pick, spares the round in which they tell; `spans`, where they
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.collectives import AllGather, AllReduce, Broadcast, Program, RoundedSum
+from gradsieve.wire import decode, encode, message_length
 
 Span: TypeAlias = tuple[int, int]  # the positions start <= i < stop
 
@@ -77,8 +78,11 @@ def own_index(
     """Each worker sends its own picks with its own values; what others picked stays in its residual."""
     shared = yield from _share(picked, step, counts)
     lengths = [len(part) for part in shared]
-    sent = take_(acc, picked, pulse.dtype)
-    gathered = yield AllGather("values", torch.cat([sent, pulse]), lengths=[length + 1 for length in lengths])
+    values, wire = ops.gather_clear_(acc, picked), pulse.dtype
+    message = encode(torch.cat([values, pulse.to(acc.dtype)]), wire)
+    acc[picked] = values - decode(message, wire)[:-1]
+    sizes = [message_length(length + 1, wire) for length in lengths]
+    gathered = [decode(part, wire) for part in (yield AllGather("values", message, sizes))]
     indices, total = summed(shared, [part[:-1] for part in gathered])
     pulses = torch.cat([part[-1:] for part in gathered])
     finite = ops.all_finite(total) and ops.all_finite(pulses)
@@ -86,15 +90,6 @@ def own_index(
 
 
 AGGREGATIONS = {"union": union, "own": own_index}
-
-
-def take_(acc: Tensor, positions: Tensor, wire: torch.dtype) -> Tensor:
-    """The values there as they travel; only what rounding left out stays behind."""
-    values = ops.gather_clear_(acc, positions)
-    sent = values.to(wire)
-    if sent.dtype != values.dtype:
-        acc[positions] = values - sent
-    return sent
 
 
 def summed(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -119,7 +114,7 @@ def agreed(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Ex
 
 def dense(acc: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     """Everything is sent. The mean is left in the accumulator itself, so that no copy of it is needed."""
-    acc[:1] += pulse
+    acc[:1] += pulse.to(acc.dtype)
     total = yield AllReduce("values", acc)
     return Exchanged(None, total.div_(step.world_size), _even(len(acc), step.world_size), ops.all_finite(total))
 

@@ -18,9 +18,9 @@ from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.sparsifiers.dense import Dense
 from gradsieve.steps import Clock, StepReport
+from gradsieve.wire import VALUES
 
 STATE_VERSION = 3  # as that of checkpoints
-VALUES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # types in which values may travel
 _FLOAT32 = 4
 
 
@@ -35,7 +35,8 @@ class SparseReducer:
         sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
             one tensor.
         measure: whether reports contain the residual's norm, which costs one more pass over it.
-        values: how values travel: "fp32", or "bf16", half as long; what rounding leaves out stays in the residual.
+        values: how values travel: "fp32", or "bf16" or "fp8", half and a quarter as long; what rounding leaves out
+            stays in the residual.
         labels: what else must be the same on all workers, by name; compared before the first step.
 
     >>> from gradsieve import VirtualWorld, make_sparsifier

@@ -29,7 +29,7 @@ def _train(rank: int, world_size: int, names: list[str], values: str) -> dict[st
     return found
 
 
-@pytest.mark.parametrize(("world_size", "values"), [(2, "fp32"), (4, "fp32"), (3, "bf16")])
+@pytest.mark.parametrize(("world_size", "values"), [(2, "fp32"), (4, "fp32"), (3, "bf16"), (3, "fp8")])
 def test_virtual_equals_gloo(world_size: int, values: str, tmp_path: Path) -> None:
     names = list(SPARSIFIERS)
     results = run_processes(_train, world_size, tmp_path, names, values)

@@ -11,6 +11,7 @@ from gradsieve.experiments.reproduce.density_control import (
     BUDGET,
     CASES,
     CONSTANT,
+    FP8,
     METHODS,
     ORACLE,
     STEADY,
@@ -42,11 +43,12 @@ GOOD = Row(
 )
 
 
-def rows(case: str = "mlp", error: float = 60.0, bf16: float = 0.8, metric: float = 0.9) -> list[Row]:
+def rows(case: str = "mlp", error: float = 60.0, fp8: float = 0.8, metric: float = 0.9) -> list[Row]:
     return [
         replace(GOOD, case=case),
         replace(GOOD, case=case, method=BUDGET, total_error=error, metric=metric),
-        replace(GOOD, case=case, method=BF16, loss=bf16),
+        replace(GOOD, case=case, method=BF16, loss=0.95),
+        replace(GOOD, case=case, method=FP8, loss=fp8),
         replace(GOOD, case=case, method=ORACLE, loss=0.5),
     ]
 
@@ -61,7 +63,7 @@ def test_verdicts() -> None:
     assert holds(rows("cnn", error=70.0)) == [True, True, False, True]
     assert holds(rows(error=101.0)) == [True, True, False, True, True]
     assert holds(rows(metric=0.89)) == [True, True, True, False, True]
-    assert holds(rows(bf16=0.9)) == [True, True, True, True, False]
+    assert holds(rows(fp8=0.9)) == [True, True, True, True, False]
     lower = [replace(row, higher_is_better=False) for row in rows(metric=0.91)]
     assert holds(lower) == [True, True, True, False, True]
     bad = rows()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import SPARSIFIERS
+from gradsieve.wire import VALUES, rounded
 from helpers import KINDS, PLAIN, Group, check_nothing_lost, gradients
 
 SHORT = {1: (1, 16), 2: (2, 7), 31: (3,), 32: (2, 4), 33: (7,), 1_000: (1, 4)}  # and any in any sequence
@@ -86,11 +87,14 @@ def test_everything_is_sent_in_the_end(sparsifier: str) -> None:
     n=st.integers(1, 400),
     world_size=st.integers(1, 9),
     density=st.floats(1e-3, 0.9),
+    values=st.sampled_from(["bf16", "fp8"]),
     kinds=st.lists(st.sampled_from(sorted(set(KINDS) - {"denormals"})), min_size=1, max_size=6),
 )
-def test_rounded_values(sparsifier: str, n: int, world_size: int, density: float, kinds: list[str]) -> None:
-    """What bf16 leaves out stays in some worker's residual: sums come out as exactly as with fp32."""
-    group = Group(sparsifier, density, world_size, values="bf16")
+def test_rounded_values(
+    sparsifier: str, n: int, world_size: int, density: float, values: str, kinds: list[str]
+) -> None:
+    """What rounding leaves out stays in some worker's residual: sums come out as exactly as with fp32."""
+    group = Group(sparsifier, density, world_size, values=values)
     for step, kind in enumerate(kinds):
         grads = gradients(kind, n, world_size, step)
         accs = group.accumulators(grads)
@@ -103,8 +107,9 @@ def test_rounded_values(sparsifier: str, n: int, world_size: int, density: float
         assert ((before - after).abs() <= world_size * (scale * 2**-22 + 2**-148)).all()
 
 
-def test_rounded_values_are_bf16() -> None:
-    group = Group("topk", 0.1, 1, values="bf16")
+@pytest.mark.parametrize("values", ["bf16", "fp8"])
+def test_rounded_values_are_rounded(values: str) -> None:
+    group = Group("topk", 0.1, 1, values=values)
     update = group.step(gradients("normal", 1_000, 1, 0))[0]
-    assert torch.equal(update, update.bfloat16().float())
+    assert torch.equal(update, rounded(update, VALUES[values]))
     assert (group.reducers[0].residual[update != 0] != 0).any()

@@ -14,9 +14,11 @@ from gradsieve.ddp import Sieve, sparsify
 LAYERS, WIDTH, BATCH = 10, 1024, 32
 N = LAYERS * (WIDTH * WIDTH + WIDTH)
 WARM_UP = 12  # steps that do not count
-PLAIN, ALONE, OURS, BF16 = "plain DDP", "compute alone", "exdyna", "exdyna, bf16 values"
+PLAIN, ALONE, OURS = "plain DDP", "compute alone", "exdyna"
+BF16, FP8 = "exdyna, bf16 values", "exdyna, fp8 values"
+NARROW = {BF16: "bf16", FP8: "fp8"}
 POWERSGD = ("PowerSGD rank 1", "PowerSGD rank 4")
-CASES = (PLAIN, "fp16 hook", *POWERSGD, "topk", "cltk", "sidco", "hard_threshold", "micro", OURS, BF16, ALONE)
+CASES = (PLAIN, "fp16 hook", *POWERSGD, "topk", "cltk", "sidco", "hard_threshold", "micro", OURS, *NARROW, ALONE)
 _FEW_NEED = 2  # steps of warm-up for cases that have no state but DDP's buckets
 
 
@@ -69,8 +71,8 @@ def _attach(ddp: DistributedDataParallel, name: str, density: float, options: di
         state = powerSGD_hook.PowerSGDState(None, int(name.split()[-1]), start_powerSGD_iter=2)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return None
-    if name == BF16:
-        return sparsify(ddp, OURS, density=density, values="bf16")
+    if name in NARROW:
+        return sparsify(ddp, OURS, density=density, values=NARROW[name])
     return sparsify(ddp, name, density=density, **options)
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from gradsieve.bench.cases import BF16, OURS, N, make_case
+from gradsieve.bench.cases import BF16, FP8, OURS, N, make_case
 from gradsieve.bench.timing import Row
 from gradsieve.lab.network import network
 from gradsieve.lab.rates import DEFAULT_RATE, parse_links
 from gradsieve.launch import Post, run_workers
 
-CASES = ("topk", "cltk", "micro", OURS, BF16)
+CASES = ("topk", "cltk", "micro", OURS, BF16, FP8)
 GOALS = {OURS: 8.0, BF16: 5.0}  # bytes for each selected element
 HEADERS = 66  # bytes of Ethernet, IP and TCP in a packet, with the time stamps that Linux sends
 _DRAIN_S = 0.2  # after which nothing is left in a link's queue

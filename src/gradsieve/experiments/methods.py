@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradsieve._check import at_least, fraction, one_of
-from gradsieve.reducer import VALUES
 from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
+from gradsieve.wire import VALUES
 
 DENSE = "dense"
 PEERS: dict[str, dict[str, Any]] = {  # name -> options and their defaults

@@ -1,4 +1,4 @@
-"""Positions and their values in one message: the values as they are, then the positions packed."""
+"""Positions and their values in one message: the values, then the positions packed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradsieve import ops
+from gradsieve import ops, wire
 from gradsieve.collectives import AllToAll, Program
 from gradsieve.exchange import Span
 
@@ -18,22 +18,23 @@ class Pairs(NamedTuple):
     values: Tensor
 
 
-def encode(pairs: Pairs, span: Span) -> Tensor:
+def encode(pairs: Pairs, span: Span, values_as: torch.dtype) -> Tensor:
     """As bytes; all positions lie in `span`."""
-    return torch.cat([pairs.values.view(torch.uint8), ops.pack_sorted(pairs.indices, *span)])
+    values = wire.encode(pairs.values, values_as).view(torch.uint8)
+    return torch.cat([values, ops.pack_sorted(pairs.indices, *span)])
 
 
-def decode(message: Tensor, count: int, span: Span, dtype: torch.dtype) -> Pairs:
+def decode(message: Tensor, count: int, span: Span, values_as: torch.dtype) -> Pairs:
     """The pairs that were encoded, `count` of them."""
     packed = ops.packed_bytes(count, span[1] - span[0])
     values, positions = message.split([len(message) - packed, packed])
     # A copy, because a view as another type must begin at a multiple of its size.
-    return Pairs(ops.unpack_sorted(positions.contiguous(), count, *span), values.clone().view(dtype))
+    return Pairs(ops.unpack_sorted(positions.contiguous(), count, *span), wire.decode(values.clone(), values_as))
 
 
-def encoded_bytes(count: int, span: Span, dtype: torch.dtype) -> int:
+def encoded_bytes(count: int, span: Span, values_as: torch.dtype, pulses: int = 0) -> int:
     """How long a message of `count` pairs is: known to whoever knows the count."""
-    return count * dtype.itemsize + ops.packed_bytes(count, span[1] - span[0])
+    return wire.message_bytes(count + pulses, values_as) + ops.packed_bytes(count, span[1] - span[0])
 
 
 def trade(
@@ -43,12 +44,13 @@ def trade(
     counts: Sequence[int],
     sources: Sequence[Span],
     rank: int,
+    values_as: torch.dtype,
 ) -> Program[list[Pairs]]:
     """Part i goes to worker i, its positions in `spans[i]`; `counts[i]` pairs come from there, in `sources[i]`."""
-    dtype = parts[0].values.dtype
-    messages = [encode(part, span) for part, span in zip(parts, spans, strict=True)]
-    lengths = [encoded_bytes(count, source, dtype) for count, source in zip(counts, sources, strict=True)]
+    messages = [encode(part, span, values_as) for part, span in zip(parts, spans, strict=True)]
+    lengths = [encoded_bytes(count, source, values_as) for count, source in zip(counts, sources, strict=True)]
     replies = yield AllToAll(tag, torch.cat(messages), [len(message) for message in messages], rank, lengths)
     return [
-        decode(reply, count, source, dtype) for reply, count, source in zip(replies, counts, sources, strict=True)
+        decode(reply, count, source, values_as)
+        for reply, count, source in zip(replies, counts, sources, strict=True)
     ]

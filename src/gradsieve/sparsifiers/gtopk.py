@@ -31,12 +31,12 @@ class GTopK(Sparsifier):
         return largest(acc, step.k)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        agreed = yield from merge_all(Pairs(picked, acc[picked].to(pulse.dtype)), step)
+        agreed = yield from merge_all(Pairs(picked, acc[picked]), step, pulse.dtype)
         return (yield from exchange.agreed(acc, agreed, pulse, step))
 
 
-def merge_all(mine: Pairs, step: Step) -> Program[Tensor]:
-    """The positions left of everybody's pairs, the same on all workers.
+def merge_all(mine: Pairs, step: Step, values_as: torch.dtype) -> Program[Tensor]:
+    """The positions left of everybody's pairs, the same on all workers: each adds up what arrives of values.
 
     In round j the workers whose ranks differ in bit j swap. Where the number of workers is no power of two, those
     beyond the last one hand their pairs to a worker of the first rounds, and are told the result by it.
@@ -50,11 +50,12 @@ def merge_all(mine: Pairs, step: Step) -> Program[Tensor]:
     for bit in range(inner.bit_length() - 1):
         partner = None if outside else rank ^ (1 << bit)
         rounds.append((partner, partner))
-    length = encoded_bytes(count, span, mine.values.dtype)
+    length = encoded_bytes(count, span, values_as)
     for target, source in rounds:
-        reply = yield from _pass_on("merge", encode(mine, span), target, source, length, step)
+        message = encode(mine, span, values_as)
+        reply = yield from _pass_on("merge", message, target, source, length, step)
         if reply is not None:
-            mine = merge(mine, decode(reply, count, span, mine.values.dtype))
+            mine = merge(decode(message, count, span, values_as), decode(reply, count, span, values_as))
     if inner < step.world_size:
         packed = ops.pack_sorted(mine.indices, *span)
         reply = yield from _pass_on("indices", packed, guest, host, len(packed), step)
@@ -69,7 +70,7 @@ def merge(one: Pairs, other: Pairs) -> Pairs:
     # A stable sort, so that partners keep the same of equal magnitudes, whatever machine they are on.
     order = torch.sort(total.abs(), descending=True, stable=True).indices
     kept = order[: len(one.indices)].sort().values
-    return Pairs(indices[kept], total[kept].to(one.values.dtype))
+    return Pairs(indices[kept], total[kept])
 
 
 def _pass_on(

@@ -15,10 +15,11 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve._check import at_least
 from gradsieve.collectives import AllGather, AllReduce, AllToAll, Program
-from gradsieve.exchange import Exchanged, Span, Step, summed, take_
-from gradsieve.sparsifiers._pairs import Pairs, decode, encode, trade
+from gradsieve.exchange import Exchanged, Span, Step, summed
+from gradsieve.sparsifiers._pairs import Pairs, decode, encode, encoded_bytes, trade
 from gradsieve.sparsifiers._partition import even_bounds
 from gradsieve.sparsifiers.base import NOTHING, Sparsifier, Window, largest
+from gradsieve.wire import rounded
 
 SLACK = 4 / 3  # a reused threshold may find this times k, or k divided by it; else it is evaluated anew
 SHOWN = 2  # times k: how many sums the workers together show each other to find the global threshold
@@ -74,7 +75,8 @@ class OkTopk(Sparsifier):
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
         bounds = self.bounds if self.bounds_age else (yield from agree_on_bounds(picked, step))
         regions = list(pairwise(bounds))
-        indices, sums = yield from split_and_reduce(Pairs(picked, acc[picked].to(pulse.dtype)), regions, step)
+        sent = Pairs(picked, rounded(acc[picked], pulse.dtype))
+        indices, sums = yield from split_and_reduce(sent, regions, step, pulse.dtype)
         threshold = self.threshold if self.threshold_age else (yield from kth_largest(sums, step))
 
         kept = ops.select_above(sums, threshold)
@@ -82,14 +84,14 @@ class OkTopk(Sparsifier):
         found = torch.cat(found).tolist()
         counts = thin_out(found, step.k)
         kept = kept[largest(sums[kept], counts[step.rank])]
-        told = Pairs(indices[kept], sums[kept].to(pulse.dtype))
+        told = Pairs(indices[kept], rounded(sums[kept], pulse.dtype))
         if not ops.all_finite(sums):  # the sum that is not finite may not be among those that are told
             pulse = torch.full_like(pulse, math.nan)
         everyone, finite = yield from balance_and_gather(told, pulse, counts, regions, step)
 
-        take_(acc, picked[torch.isin(picked, everyone.indices, assume_unique=True)], pulse.dtype)
-        if pulse.dtype != acc.dtype:
-            acc[told.indices] += sums[kept] - told.values
+        counted = torch.isin(picked, everyone.indices, assume_unique=True)
+        acc[picked[counted]] -= sent.values[counted]
+        acc[told.indices] += sums[kept] - told.values
         self._evaluated = threshold, bounds
         self._misfit = not _fits(sum(found), step.k)
         return Exchanged(everyone.indices, everyone.values.to(acc.dtype) / step.world_size, counts, finite)
@@ -132,7 +134,7 @@ def own_bounds(picked: Tensor, n: int, parts: int) -> list[int]:
     return [0, *(int(picked[place]) for place in even_bounds(len(picked), parts)[1:-1]), n]
 
 
-def split_and_reduce(picks: Pairs, regions: Sequence[Span], step: Step) -> Program[Pairs]:
+def split_and_reduce(picks: Pairs, regions: Sequence[Span], step: Step, values_as: torch.dtype) -> Program[Pairs]:
     """All that was picked in this worker's region, summed over workers in rank order, in float32."""
     cuts = torch.tensor([stop for _, stop in regions[:-1]], device=picks.indices.device)
     places = [0, *torch.searchsorted(picks.indices, cuts).tolist(), len(picks.indices)]
@@ -140,7 +142,8 @@ def split_and_reduce(picks: Pairs, regions: Sequence[Span], step: Step) -> Progr
     own = torch.tensor([len(part.indices) for part in parts], device=picks.indices.device)
     one = [1] * step.world_size
     counts = torch.cat((yield AllToAll("counts", own, one, step.rank, one))).tolist()
-    received = yield from trade("split", parts, regions, counts, [regions[step.rank]] * step.world_size, step.rank)
+    here = [regions[step.rank]] * step.world_size
+    received = yield from trade("split", parts, regions, counts, here, step.rank, values_as)
     return Pairs(*summed([part.indices for part in received], [part.values for part in received]))
 
 
@@ -177,13 +180,12 @@ def balance_and_gather(
 ) -> Program[tuple[Pairs, bool]]:
     """Everybody's pairs, rising, and whether all values and pulses are finite."""
     if exceeds_mean(counts, UNEVEN):
-        told, counts = yield from balance(told, counts, regions, step)
+        told, counts = yield from balance(told, counts, regions, step, pulse.dtype)
         regions = [(0, step.n)] * step.world_size
-    message = encode(Pairs(told.indices, torch.cat([told.values, pulse])), regions[step.rank])
-    width = pulse.dtype.itemsize
+    values = torch.cat([told.values, pulse.to(told.values.dtype)])
+    message = encode(Pairs(told.indices, values), regions[step.rank], pulse.dtype)
     lengths = [
-        (count + 1) * width + ops.packed_bytes(count, stop - start)
-        for count, (start, stop) in zip(counts, regions, strict=True)
+        encoded_bytes(count, region, pulse.dtype, pulses=1) for count, region in zip(counts, regions, strict=True)
     ]
     replies = yield AllGather("values", message, lengths)
     parts = [
@@ -195,7 +197,7 @@ def balance_and_gather(
 
 
 def balance(
-    told: Pairs, counts: list[int], regions: Sequence[Span], step: Step
+    told: Pairs, counts: list[int], regions: Sequence[Span], step: Step, values_as: torch.dtype
 ) -> Program[tuple[Pairs, list[int]]]:
     """The same pairs in the same order, as many at each worker; who sends what to whom follows from the counts."""
     held, wanted = _sums(counts), even_bounds(sum(counts), step.world_size)
@@ -211,7 +213,7 @@ def balance(
     coming = [stop - start for start, stop in (shared(owner, step.rank) for owner in everyone)]
     parts = [Pairs(told.indices[a:b], told.values[a:b]) for a, b in cuts]
     own = [regions[step.rank]] * step.world_size
-    received = yield from trade("balance", parts, own, coming, regions, step.rank)
+    received = yield from trade("balance", parts, own, coming, regions, step.rank, values_as)
     pairs = Pairs(torch.cat([p.indices for p in received]), torch.cat([p.values for p in received]))
     return pairs, [stop - start for start, stop in pairwise(wanted)]
 

@@ -17,6 +17,7 @@ from gradsieve.collectives import (
     round_slice,
     slices,
 )
+from gradsieve.wire import decode, encode
 
 T = TypeVar("T")
 
@@ -72,13 +73,14 @@ class ProcessGroupWorld:
     def _rounded_sum(self, tensor: Tensor, wire: torch.dtype) -> tuple[Tensor, Tensor]:
         """Every worker sums a slice that all send to it, then tells the sum to all: two rounds."""
         rows = slices(tensor, self.size)
-        sent = rows.to(wire)
+        sent = encode(rows, wire)
         parts = torch.empty_like(sent)
         dist.all_to_all_single(_raw(parts), _raw(sent), group=self.group)
-        mine, missing = round_slice(list(parts), rows[self.rank], self.rank, wire)
-        error = rows - sent
+        mine, missing = round_slice(list(decode(parts, wire)), rows[self.rank], self.rank, wire)
+        error = rows - decode(sent, wire)
         error[self.rank] = missing
-        total = torch.cat(self._gather(mine, [len(mine)] * self.size)).to(tensor.dtype)
+        sums = torch.stack(self._gather(mine, [len(mine)] * self.size))
+        total = decode(sums, wire).flatten().to(tensor.dtype)
         return total[: len(tensor)], error.flatten()[: len(tensor)]
 
     def _gather(self, tensor: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:

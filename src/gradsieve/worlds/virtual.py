@@ -17,6 +17,7 @@ from gradsieve.collectives import (
     round_slice,
     slices,
 )
+from gradsieve.wire import decode, encode
 
 T = TypeVar("T")
 
@@ -92,13 +93,14 @@ def _rounded_sum(tensors: list[Tensor], wire: torch.dtype) -> list[tuple[Tensor,
     """What `ProcessGroupWorld` does in two rounds, for all workers at once."""
     size, length = len(tensors), len(tensors[0])
     rows = [slices(tensor, size) for tensor in tensors]
-    sent = [row.to(wire) for row in rows]
+    sent = [decode(encode(row, wire), wire) for row in rows]
     errors = [row - rounded for row, rounded in zip(rows, sent, strict=True)]
-    total = torch.empty_like(sent[0])
+    total = torch.empty_like(rows[0])
     for owner in range(size):
         parts = [rounded[owner] for rounded in sent]
-        total[owner], errors[owner][owner] = round_slice(parts, rows[owner][owner], owner, wire)
-    whole = total.flatten()[:length].to(tensors[0].dtype)
+        message, errors[owner][owner] = round_slice(parts, rows[owner][owner], owner, wire)
+        total[owner] = decode(message, wire)
+    whole = total.flatten()[:length]
     return [(whole.clone(), error.flatten()[:length]) for error in errors]
 
 

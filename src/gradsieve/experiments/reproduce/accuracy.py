@@ -32,11 +32,11 @@ class Case:
 
 
 FULL = (
-    Case("resnet", "ResNet-20", "mnist", 0.5, 1000),
-    Case("vgg", "VGG-16", "mnist", 0.125, 1400),
-    Case("lstm", "LSTM", "tiny_shakespeare", 0.5, 2000),
-    Case("ncf", "NCF", "ml-100k", 1.0, 2000, batch=0),
-    Case("bert", "BERT-style", "sst2", 0.5, 1400),
+    Case("resnet", "ResNet-20", "mnist", 0.5, 4000),
+    Case("vgg", "VGG-16", "mnist", 0.125, 4000),
+    Case("lstm", "LSTM", "tiny_shakespeare", 0.5, 4000),
+    Case("ncf", "NCF", "ml-100k", 1.0, 4000, batch=0),
+    Case("bert", "BERT-style", "sst2", 0.5, 4000),
 )
 QUICK = (  # embedded data, as small as they are
     Case("resnet", "ResNet-20", "", 0.25, 80),
@@ -216,6 +216,6 @@ EXPERIMENT = Experiment(
     id="accuracy",
     source=EXDYNA_PAPER,
     claim="ExDyna ends where dense training ends, for far fewer bytes.",
-    minutes=20,
+    minutes=45,
     run=run,
 )

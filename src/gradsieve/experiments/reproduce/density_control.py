@@ -19,11 +19,12 @@ from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.summary import summarise
 
-STEADY, BUDGET, CONSTANT, BF16, ORACLE, RELEASE, TOPK = (
+STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK = (
     "steady",
     "budget",
     "constant",
     "bf16",
+    "fp8",
     "oracle",
     "release",
     "topk",
@@ -33,13 +34,15 @@ METHODS = {  # label -> what it is
     BUDGET: "exdyna:spend=budget",
     CONSTANT: "exdyna:spend=fixed:threshold={}",
     BF16: "exdyna:values=bf16",
+    FP8: "exdyna:values=fp8",
     "micro": "micro",
     "cltk": "cltk",
     TOPK: "topk:aggregation=own",
     RELEASE: "exdyna:compat=release",
     ORACLE: "oracle",
 }
-MORE_ELEMENTS = 7.22 / 4.22  # bytes of an element with float32 and with bfloat16 values: `gradsieve bench wire`
+# For the same bytes: those of an element with float32 values, over those with these (`gradsieve bench wire`).
+MORE_ELEMENTS = {BF16: 7.22 / 4.22, FP8: 7.22 / 2.72}
 TOLERANCE, CLOSE = 0.02, 0.05
 CNN_GAIN, CLOSED = 0.65, 1 / 3
 WORKERS, DENSITIES = (4, 8, 16), (0.001, 0.01)
@@ -61,7 +64,7 @@ class Case:
     evaluations: int = 8
 
 
-LEADING = (STEADY, BUDGET, BF16, ORACLE)
+LEADING = (STEADY, BUDGET, BF16, FP8, ORACLE)
 SMALL = tuple(method for method in METHODS if method != RELEASE)  # too small for the released blocks
 CASES = {
     "cnn": Case("cnn", "mnist", 0.001, grid=((4, 0.001), (16, 0.001)), evaluations=1),
@@ -147,8 +150,9 @@ def settings(shelf: Shelf, case: Case, workers: int, density: float, method: str
         eval_every=steps // case.evaluations,
         save=False,
     )
-    # bf16 gets more elements for its bytes; of Top-k's own picks, every worker sends that many.
-    density *= {METHODS[BF16]: MORE_ELEMENTS, METHODS[TOPK]: 1 / workers}.get(method, 1)
+    # Narrow values get more elements for their bytes; of Top-k's own picks, every worker sends that many.
+    more = {METHODS[name]: times for name, times in MORE_ELEMENTS.items()}
+    density *= {**more, METHODS[TOPK]: 1 / workers}.get(method, 1)
     return base.with_method(parse_method(method, density))
 
 
@@ -255,12 +259,13 @@ def _judge_case(pairs: Sequence[tuple[Row, Row]], bound: float) -> list[Check]:
 
 def _judge_quality(case: str, rows: Sequence[Row]) -> list[Check]:
     by = {row.method: row for row in reversed(rows)}
-    if case not in ("mlp", "lstm", "wikitext") or not {STEADY, BF16, ORACLE} <= set(by):
+    if case not in ("mlp", "lstm", "wikitext") or not {STEADY, BF16, FP8, ORACLE} <= set(by):
         return []
     near, far = by[STEADY].loss, by[ORACLE].loss
-    part = (near - by[BF16].loss) / (near - far) if near > far else 0.0
-    words = f"{case}: bf16 values at equal bytes close a third of the way to the oracle (loss)"
-    return [Check(words, f"{part:.0%}", part >= CLOSED)]
+    parts = {name: (near - by[name].loss) / (near - far) if near > far else 0.0 for name in MORE_ELEMENTS}
+    words = f"{case}: narrower values at equal bytes close a third of the way to the oracle (loss)"
+    found = ", ".join(f"{name} {part:.0%}" for name, part in parts.items())
+    return [Check(words, found, max(parts.values()) >= CLOSED)]
 
 
 def _ratio(steady: Row, other: Row) -> float:
