@@ -121,10 +121,10 @@ def _figure(rows: Sequence[Phases]) -> Figure:
     return Figure(
         "phases",
         "Where a step's time goes, measured on CPU",
-        "phases that are done: 1 forward, 2 backward, 3 select, 4 communicate",
+        "phases that are done",
         "ms since the step began",
         lines,
-        "A line climbs by what a phase takes. Accumulating and writing the update count as selecting.",
+        "A line climbs by what a phase takes: forward, backward, select, communicate. Accumulating and writing the update count as selecting.",
     )
 
 
