@@ -124,7 +124,8 @@ def _figure(rows: Sequence[Phases]) -> Figure:
         "phases that are done",
         "ms since the step began",
         lines,
-        "A line climbs by what a phase takes: forward, backward, select, communicate. Accumulating and writing the update count as selecting.",
+        "A line climbs by what a phase takes: forward, backward, select, communicate. Accumulating and writing the "
+        "update count as selecting.",
     )
 
 
