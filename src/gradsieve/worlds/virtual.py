@@ -17,7 +17,7 @@ from gradsieve.collectives import (
     round_slice,
     slices,
 )
-from gradsieve.wire import decode, encode
+from gradsieve.wire import decode, rounded
 
 T = TypeVar("T")
 
@@ -93,11 +93,11 @@ def _rounded_sum(tensors: list[Tensor], wire: torch.dtype) -> list[tuple[Tensor,
     """What `ProcessGroupWorld` does in two rounds, for all workers at once."""
     size, length = len(tensors), len(tensors[0])
     rows = [slices(tensor, size) for tensor in tensors]
-    sent = [decode(encode(row, wire), wire) for row in rows]
-    errors = [row - rounded for row, rounded in zip(rows, sent, strict=True)]
+    sent = [rounded(row, wire) for row in rows]
+    errors = [row - arrived for row, arrived in zip(rows, sent, strict=True)]
     total = torch.empty_like(rows[0])
     for owner in range(size):
-        parts = [rounded[owner] for rounded in sent]
+        parts = [arrived[owner] for arrived in sent]
         message, errors[owner][owner] = round_slice(parts, rows[owner][owner], owner, wire)
         total[owner] = decode(message, wire)
     whole = total.flatten()[:length]
