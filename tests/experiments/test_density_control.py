@@ -22,16 +22,15 @@ from gradsieve.experiments.reproduce.density_control import (
 )
 from gradsieve.experiments.reproduce.shelf import Shelf
 from gradsieve.experiments.running import Stop
+from gradsieve.tasks.base import Metric
 
 GOOD = Row(
     case="mlp",
     workers=8,
     density=0.001,
     method=STEADY,
-    seeds=3,
-    metric_name="accuracy",
-    higher_is_better=True,
-    metric=0.9,
+    metric=Metric("accuracy", higher_is_better=True),
+    scores=(89.0, 91.0),
     loss=1.0,
     total_error=100.0,
     sent=1.0,
@@ -43,10 +42,10 @@ GOOD = Row(
 )
 
 
-def rows(case: str = "mlp", error: float = 60.0, fp8: float = 0.8, metric: float = 0.9) -> list[Row]:
+def rows(case: str = "mlp", error: float = 60.0, fp8: float = 0.8, worse: float = 0.0) -> list[Row]:
     return [
         replace(GOOD, case=case),
-        replace(GOOD, case=case, method=BUDGET, total_error=error, metric=metric),
+        replace(GOOD, case=case, method=BUDGET, total_error=error, scores=(89.5 - worse, 90.5 - worse)),
         replace(GOOD, case=case, method=BF16, loss=0.95),
         replace(GOOD, case=case, method=FP8, loss=fp8),
         replace(GOOD, case=case, method=ORACLE, loss=0.5),
@@ -62,15 +61,18 @@ def test_verdicts() -> None:
     assert all(holds(rows("cnn")))
     assert holds(rows("cnn", error=70.0)) == [True, True, False, True]
     assert holds(rows(error=101.0)) == [True, True, False, True, True]
-    assert holds(rows(metric=0.89)) == [True, True, True, False, True]
+    assert holds(rows(worse=0.1)) == [True, True, True, False, True]
     assert holds(rows(fp8=0.9)) == [True, True, True, True, False]
-    lower = [replace(row, higher_is_better=False) for row in rows(metric=0.91)]
-    assert holds(lower) == [True, True, True, False, True]
     bad = rows()
     bad[0] = replace(bad[0], within_5pct=0.99)
     bad[1] = replace(bad[1], worst_sent=0.97)
     assert holds(bad) == [False, False, True, True, True]
     assert judge([]) == []
+
+
+def test_metrics_are_compared_seed_by_seed() -> None:
+    check = judge(rows(worse=0.5))[3]
+    assert check.found == "0.895 against 0.9: -0.5 ± 0.5 points of accuracy, 2 seeds"
 
 
 def test_all_cells_count() -> None:
@@ -108,7 +110,7 @@ def test_methods_send_as_many_bytes(tmp_path: Path) -> None:
 
 def test_it_runs_and_tunes_the_constant_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
-    monkeypatch.setattr(density_control, "QUICK", (40, (0,)))
+    monkeypatch.setattr(density_control, "QUICK", (40, range(1)))
     monkeypatch.setitem(CASES, "ncf", replace(CASES["ncf"], methods=(STEADY, BUDGET, CONSTANT), width=0.25))
     shelf = Shelf(tmp_path, True, lambda progress: None, Stop())
     found = density_control.run(shelf, ["ncf"])

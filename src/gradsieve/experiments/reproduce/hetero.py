@@ -11,6 +11,7 @@ from typing import Any
 
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce._equal_bits import EQUAL, equal_bits
+from gradsieve.experiments.reproduce._scores import Scale, score
 from gradsieve.experiments.reproduce.base import RETHINKING_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from gradsieve.experiments.reproduce.shelf import Shelf, dataset
 from gradsieve.experiments.settings import Settings
@@ -20,7 +21,6 @@ EVEN, SKEWED = 0.0, 1.0  # `skew` of the shards: at 1 each has one label, or two
 EVALUATIONS, LATE = 20, 5  # in a run; how many of the last ones count
 WORKERS = 10
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
-TINY = 1e-15  # below it f - f* is rounding
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,12 @@ def measure(shelf: Shelf, settings: Settings) -> Measured:
             for label, run in _compare(shelf, here).items():
                 runs.setdefault((label, skew), []).append(run)
     any_run = runs[DENSE, EVEN][0]
-    convex = not any_run.metric.higher_is_better
     return Measured(
         name=f"{settings.task} on {any_run.settings['dataset']}",
-        unit="powers of ten of f - f*" if convex else "points of accuracy",
-        results={key: Result([*map(_score, each)], [*map(_sent, each)]) for key, each in runs.items()},
+        unit=Scale(any_run.metric).unit,
+        results={
+            key: Result([score(run, LATE) for run in each], [*map(_sent, each)]) for key, each in runs.items()
+        },
     )
 
 
@@ -135,14 +136,6 @@ def _compare(shelf: Shelf, settings: Settings) -> dict[str, Run]:
     name = f"hetero-{data}-t{settings.steps}-x{settings.skew:g}-s{settings.seed}"
     tuned = equal_bits(shelf, f"{name}-threshold", settings, k, first, enough=0.0)
     return runs | shelf.compare(settings, {HARD: f"hard_threshold:aggregation=own:threshold={tuned.threshold!r}"})
-
-
-def _score(run: Run) -> float:
-    """The mean over the last evaluations: points of accuracy, or -log10(f - f*)."""
-    late = [line["value"] for line in run.metrics[-LATE:]]
-    if run.metric.higher_is_better:
-        return fmean(100 * (value or 0.0) for value in late)
-    return fmean(-math.log10(max(value, TINY)) if value is not None else -math.inf for value in late)
 
 
 def _sent(run: Run) -> float:
