@@ -13,7 +13,8 @@ WARM_UP = 8  # first steps, in which no level is known
 HEAD_START = 2.0  # the first level, as a multiple of the last of these steps: residuals still grow
 EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
 EARLY_RISE = 1.5  # by how much its logarithm may rise in that part
-LATE_RISE, FALL = 0.3, 0.05  # and in any later step; and by how much it may fall in a step
+LATE_RISE, FALL = 0.3, 0.05  # and in any later step; by how much it may fall in a step, and if that is more, by
+# which part of the way: thresholds may fall by powers of ten where most of a gradient comes to be zero
 MANY = 100  # elements a step: with fewer, chance moves the level, and it may fall faster
 RESERVE = 0.75  # of the mean: so much is kept for every step to come
 LEAST = 0.1  # of the mean: so much is sent in any step
@@ -125,7 +126,8 @@ class Budget:
         now = table.edge(table.bin_with(max(1, round(mean))))
         early = EARLY * self._total
         rise = EARLY_RISE / early if step.index < early else LATE_RISE
-        self._next = min(max(now, self.level(step)), level * math.exp(rise))
+        fall = self._fall(step) * max(1.0, math.log(level / now) if now else 0.0)
+        self._next = min(max(now, level * math.exp(-fall)), level * math.exp(rise))
         passing = mean if self._next == now else table.above(table.bin_of(self._next))
         free = min(1.0, self._left(step) / (ENDGAME * self._total))
         least = mean * (1 - free * (1 - LEAST))

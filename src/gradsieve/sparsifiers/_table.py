@@ -17,15 +17,17 @@ def narrowest(count: int) -> torch.dtype:
     )
 
 
-def row(counts: Tensor, start: int, width: int, dtype: torch.dtype = torch.int32) -> Tensor:
+def row(counts: Tensor, start: int, deepest: int, width: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """A worker's message: where its histogram begins, and `width` of the bins of `ops.log_histogram` from there.
 
-    The last of them has no upper end. What lies below the first is left out, and what a bin holds beyond its type.
+    The last of them has no upper end, and the first reaches down to the bin `deepest`. What lies below is left out,
+    and what a bin holds beyond its type.
     """
     seen = torch.zeros(width, dtype=torch.int64)
     part = counts[start : start + width].cpu()
     seen[: len(part)] = part
     seen[-1] += int(counts[start + width :].sum())
+    seen[0] += int(counts[deepest:start].sum())
     head = torch.tensor([start], dtype=torch.int16).view(torch.uint8)
     return torch.cat([head, seen.clamp_(max=_MOST[dtype]).to(dtype).view(torch.uint8)])
 

@@ -57,23 +57,26 @@ class MeasuredThreshold:
 
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the largest magnitudes, each judged by the worker whose span it lies in."""
-        cut, lowest, wanted = self.state[0], None, self.spending.wanted(step)
+        cut, wanted, sought = self.state[0], self.spending.wanted(step), self.spending.level(step)
         kind = narrowest(step.k)  # a surge beyond what it can say of one bin is sent in the steps that follow
-        if cut is None or len(hits) * step.world_size < wanted:
+        looks = cut is None or len(hits) * step.world_size < wanted
+        if cut is None or looks:
             seen = ops.log_histogram(acc, *span)
-            lowest = _begin(seen, wanted / step.world_size, self.spending.level(step), cut is None)
-            message = row(seen, lowest, WIDE if cut is None else BINS, kind)
+            start, deepest = _begin(seen, wanted, step.world_size, self._floor(sought), sought, cut is None)
         else:
-            message = row(ops.log_histogram(acc[hits]), ops.bin_of(cut), BINS, kind)
+            seen, deepest = ops.log_histogram(acc[hits]), ops.bin_of(cut)
+            start = max(deepest, self._floor(sought))
+        message = row(seen, start, deepest, WIDE if cut is None else BINS, kind)
         rows = yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size)
         table = Table(torch.cat(rows), kind)
         count = self.spending.count(table, step)
         bin = table.bin_with(count)
         self.counts = table.shares(bin, count)
         self._next = self._plan(table, table.edge(bin) if count else self.state[1], step)
-        if lowest is not None:
-            hits = ops.select_above(acc, max(table.edge(bin), ops.bin_edge(lowest)), *span)
-        return hits[_chosen(acc[hits].abs(), table.edge(bin), table.edge(bin + 1), self.counts[step.rank])]
+        threshold = table.edge(bin) if table.first + bin > start else ops.bin_edge(deepest)
+        if looks:
+            hits = ops.select_above(acc, threshold, *span)
+        return hits[_chosen(acc[hits].abs(), threshold, table.edge(bin + 1), self.counts[step.rank])]
 
     def observe(self, selected: int, step: Step) -> None:
         self.state = self._next
@@ -87,6 +90,16 @@ class MeasuredThreshold:
         cut, threshold, *rest = self.state
         scaled = None if cut is None else _at_edge(cut * factor)
         self.state = [scaled, None if threshold is None else threshold * factor, *rest]
+
+    def _floor(self, sought: float) -> int:
+        """Below this bin nothing needs to be told apart: two octaves below the last threshold, or three below a
+        level that is sought, which moves slowly. It is the same for all workers, so none of them has large elements
+        in an open bin that others' histograms reach beyond."""
+        return (
+            ops.bin_of(self.state[1] or 0.0) - BINS // 2
+            if sought == math.inf
+            else ops.bin_of(sought) - 3 * BINS // 4
+        )
 
     def _plan(self, table: Table, threshold: float | None, step: Step) -> list[float | None]:
         """The state after this step."""
@@ -103,22 +116,28 @@ class MeasuredThreshold:
         return [next_cut(table, threshold * math.exp(-CAUTION * swing), wanted, step.n), threshold, swing, 0]
 
 
-def _begin(seen: Tensor, share: float, sought: float, wide: bool) -> int:
-    """Where a histogram must begin to show a worker's share, and as much again where it goes far enough down; and
-    what lies above the level that is `sought`, as long as the share does not end up in the open bin at its top.
+def _begin(seen: Tensor, wanted: int, workers: int, floor: int, sought: float, wide: bool) -> tuple[int, int]:
+    """Where the histogram of a worker begins that looks below the cut, and how far down its first bin reaches.
 
-    A part may hold little but zeros and crumbs: then it begins below the middle of what there is.
+    It shows at least the worker's share, and as much again where it goes far enough down; and what lies above the
+    level that is `sought`, as long as the share does not end up in the open bin at its top. A part may hold little
+    but zeros and crumbs. Then it begins at the floor, or below the largest where all is lower, so that what is
+    large is seen as such; the crumbs, as many as are wanted in all, are in its first bin.
     """
     above = seen.flip(0).cumsum(0).flip(0)
 
     def level(count: float) -> int:
         return max(int((above >= max(count, 1)).sum()) - 1, 1)
 
+    top, share = level(1), wanted / workers
     middle = level(min(share, float(above[1]) / 2))
     if wide:
-        return max(middle - WIDE // 2, 1)
-    usual = max(level(2 * enough(math.ceil(share))), middle - BINS // 4)
-    return max(usual if sought == math.inf else min(usual, ops.bin_of(sought)), middle - 3 * BINS // 4, 1)
+        start = max(middle - WIDE // 2, top - WIDE + 1, 1)
+    else:
+        usual = max(level(2 * enough(math.ceil(share))), middle - BINS // 4)
+        lower = usual if sought == math.inf else min(usual, ops.bin_of(sought))
+        start = max(lower, middle - 3 * BINS // 4, min(top - BINS + 1, floor), 1)
+    return start, min(start, level(wanted))
 
 
 def _chosen(values: Tensor, threshold: float, above: float, count: int) -> Tensor:
