@@ -52,6 +52,26 @@ def test_more_is_sent_while_gradients_surge_and_nothing_is_lost() -> None:
     assert sum(sent) == pytest.approx(300 * K, rel=0.02)
 
 
+@pytest.mark.parametrize("alive", [20, 60])
+def test_what_is_alive_is_sent_and_the_total_met_where_most_of_a_gradient_dies(alive: int) -> None:
+    """As units of a network do: zeros nearly everywhere, crumbs at some places, and few elements of any size."""
+    total, world_size, density = 300, 4, 2 * DENSITY
+    group, sent = Group("exdyna", density, world_size, spend="budget", total_steps=total), 0
+    places = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    for step in range(total):
+        grads = gradients("normal", N, world_size, step)
+        for rank, grad in enumerate(grads if step >= 20 else []):
+            some = torch.rand(alive, generator=torch.Generator().manual_seed(100 * step + rank)) < 0.4
+            grad[places[:alive]] *= some
+            grad[places[alive : alive + 400]] *= 10.0 ** -(6 + rank)
+            grad[places[alive + 400 :]] = 0
+        group.step(grads)
+        sent += group.reports[0].union
+        if step > total // 2:
+            assert max(float(reducer.residual.abs().max()) for reducer in group.reducers) < 5.5, f"step {step}"
+    assert sent == pytest.approx(total * density * N, rel=0.02)
+
+
 @pytest.mark.parametrize("ceiling", [1.0, 2.0, 20.0])
 def test_no_step_is_above_the_ceiling(ceiling: float) -> None:
     group = budget(200, ceiling=ceiling)
