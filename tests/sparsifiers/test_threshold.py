@@ -127,7 +127,7 @@ def test_parts_of_crumbs_do_not_hide_what_matters(wide: bool) -> None:
     assert _begin(ops.log_histogram(torch.zeros(9)), 80, 4, floor, math.inf, wide) == (1, 1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(crumbs=st.floats(1e-36, 1e-3), large=st.integers(1, 150), seed=st.integers(0, 9))
 def test_large_elements_among_crumbs_are_sent(crumbs: float, large: int, seed: int) -> None:
     """Most elements become crumbs, of a size of its own for each worker, and fewer than asked for stay large."""
