@@ -53,7 +53,7 @@ figures: $(READY) ## draw the README's pictures from benchmarks/
 reports: $(READY) ## train on MNIST, WikiText-2 and SST-2 from GRADSIEVE_DATA, write benchmarks/reports/ (1 hour)
 	sh benchmarks/reports.sh
 
-reproduce: $(READY) ## regenerate the papers' claims from GRADSIEVE_DATA, write benchmarks/reproduction/ and the docs' tables (3 hours)
+reproduce: $(READY) ## regenerate the papers' claims from GRADSIEVE_DATA, write benchmarks/reproduction/ and the docs' tables (5 hours)
 	$(BIN)/gradsieve reproduce all density-control --out benchmarks/reproduction || test $$? -eq 1
 	$(BIN)/python benchmarks/tables.py
 

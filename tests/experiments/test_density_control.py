@@ -1,5 +1,6 @@
 """The experiment on density and budgets: which runs it has, and how it judges."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +32,8 @@ GOOD = Row(
     method=STEADY,
     metric=Metric("accuracy", higher_is_better=True),
     scores=(89.0, 91.0),
-    loss=1.0,
-    total_error=100.0,
+    losses=(1.0, 1.0),
+    total_errors=(100.0, 100.0),
     sent=1.0,
     worst_sent=1.0,
     within_5pct=1.0,
@@ -45,10 +46,10 @@ GOOD = Row(
 def rows(case: str = "mlp", error: float = 60.0, fp8: float = 0.8, worse: float = 0.0) -> list[Row]:
     return [
         replace(GOOD, case=case),
-        replace(GOOD, case=case, method=BUDGET, total_error=error, scores=(89.5 - worse, 90.5 - worse)),
-        replace(GOOD, case=case, method=BF16, loss=0.95),
-        replace(GOOD, case=case, method=FP8, loss=fp8),
-        replace(GOOD, case=case, method=ORACLE, loss=0.5),
+        replace(GOOD, case=case, method=BUDGET, total_errors=(error, error), scores=(89.5 - worse, 90.5 - worse)),
+        replace(GOOD, case=case, method=BF16, losses=(0.95,)),
+        replace(GOOD, case=case, method=FP8, losses=(fp8,)),
+        replace(GOOD, case=case, method=ORACLE, losses=(0.5,)),
     ]
 
 
@@ -76,16 +77,24 @@ def test_metrics_are_compared_seed_by_seed() -> None:
 
 
 def test_all_cells_count() -> None:
-    other = [replace(GOOD, workers=16), replace(GOOD, workers=16, method=BUDGET, total_error=300.0)]
+    other = [replace(GOOD, workers=16), replace(GOOD, workers=16, method=BUDGET, total_errors=(300.0,))]
     check = judge([*rows(), *other])[2]
     assert not check.holds
     assert check.found == "0.60x, 1.34x over 2 cells"
 
 
+def test_only_seeds_that_both_have_are_compared() -> None:
+    """Steady has a second seed, with which all is worse: what has the first one only is not better for that."""
+    found = [replace(row, losses=(1.0, 9.0), total_errors=(100.0, 900.0)) if row == GOOD else row for row in rows()]
+    assert judge(found)[4].found == judge(rows())[4].found == "bf16 10%, fp8 40%"
+    one = replace(found[1], scores=(90.0,), total_errors=(60.0,))
+    assert judge([replace(found[0], scores=(90.0,)), one])[2].found == "0.60x"
+
+
 def test_what_came_apart_is_not_compared() -> None:
     other = [
-        replace(GOOD, workers=16, total_error=None),
-        replace(GOOD, workers=16, method=BUDGET, total_error=None),
+        replace(GOOD, workers=16, total_errors=(math.inf,)),
+        replace(GOOD, workers=16, method=BUDGET, total_errors=(math.inf,)),
     ]
     assert judge([*rows(), *other])[2].found == "0.60x"
 

@@ -95,8 +95,8 @@ class Row:
     method: str
     metric: Metric
     scores: tuple[float, ...]  # by seed
-    loss: float  # of the last tenth of the steps; infinite if training came apart
-    total_error: float | None  # None if training came apart
+    losses: tuple[float, ...]  # by seed, of the last tenth of the steps; infinite if training came apart
+    total_errors: tuple[float, ...]  # by seed; infinite if training came apart
     sent: float  # elements, of those that the density asks for
     worst_sent: float  # the seed that is farthest from 1
     within_5pct: float  # of the steps after the first, in the worst seed
@@ -195,10 +195,9 @@ def _sent(run: Run) -> int:
 
 def _row(case: Case, name: str, workers: int, density: float, method: str, runs: list[Run]) -> Row:
     found = [summarise(each) for each in runs]
-    late = [line["loss"] for each in runs for line in each.steps[-len(each.steps) // 10 :]]
-    apart = any(loss is None for loss in late)
     union = [sum(line["buildup"] for line in each.steps) / len(each.steps) for each in runs]
-    errors = [each.total_error for each in found if each.total_error is not None]
+    losses = [_late_loss(each) for each in runs]
+    errors = [each.total_error or 0.0 for each in found]
     return Row(
         case=name,
         workers=workers,
@@ -206,8 +205,8 @@ def _row(case: Case, name: str, workers: int, density: float, method: str, runs:
         method=method,
         metric=runs[0].metric,
         scores=tuple(score(each, case.late) for each in runs),
-        loss=math.inf if apart else fmean(late),
-        total_error=fmean(errors) if errors and not apart else None,
+        losses=tuple(losses),
+        total_errors=tuple(error if loss < math.inf else loss for error, loss in zip(errors, losses, strict=True)),
         sent=fmean(union),
         worst_sent=max(union, key=lambda x: abs(x - 1)),
         within_5pct=min(fmean(abs(line["buildup"] - 1) <= CLOSE for line in each.steps[1:]) for each in runs),
@@ -215,6 +214,11 @@ def _row(case: Case, name: str, workers: int, density: float, method: str, runs:
         bytes_per_step=fmean(each.bytes_per_step for each in found),
         imbalance=fmean(each.imbalance_mean for each in found),
     )
+
+
+def _late_loss(run: Run) -> float:
+    late = [line["loss"] for line in run.steps[-len(run.steps) // 10 :]]
+    return math.inf if None in late else fmean(late)
 
 
 def judge(rows: Sequence[Row]) -> list[Check]:
@@ -239,7 +243,7 @@ def judge(rows: Sequence[Row]) -> list[Check]:
         ),
     ]
     for case in dict.fromkeys(row.case for row in steady):
-        own = [(one, other) for one, other in pairs if one.case == case and one.total_error and other.total_error]
+        own = [(one, other) for one, other in pairs if one.case == case and math.isfinite(_ratio(one, other))]
         checks += _judge_case(own, CNN_GAIN if case == "cnn" else 1.0) if own else []
         checks += _judge_quality(case, [row for row in rows if row.case == case])
     return checks
@@ -271,8 +275,9 @@ def _judge_quality(case: str, rows: Sequence[Row]) -> list[Check]:
     by = {row.method: row for row in reversed(rows)}
     if case not in ("mlp", "lstm", "wikitext") or not {STEADY, BF16, FP8, ORACLE} <= set(by):
         return []
-    near, far = by[STEADY].loss, by[ORACLE].loss
-    parts = {name: (near - by[name].loss) / (near - far) if near > far else 0.0 for name in MORE_ELEMENTS}
+    seeds = len(by[ORACLE].losses)
+    near, far = fmean(by[STEADY].losses[:seeds]), fmean(by[ORACLE].losses)
+    parts = {name: (near - fmean(by[name].losses)) / (near - far) if near > far else 0.0 for name in MORE_ELEMENTS}
     words = f"{case}: narrower values at equal bytes close a third of the way to the oracle (loss)"
     found = ", ".join(f"{name} {part:.0%}" for name, part in parts.items())
     return [Check(words, found, max(parts.values()) >= CLOSED)]
@@ -284,14 +289,17 @@ def _mean(row: Row) -> float:
 
 
 def _ratio(steady: Row, other: Row) -> float:
-    return (other.total_error or 0.0) / (steady.total_error or 1.0)
+    """Of total errors, over the seeds that both have; not finite if training came apart."""
+    both = min(len(steady.total_errors), len(other.total_errors))
+    base = fmean(steady.total_errors[:both])
+    return fmean(other.total_errors[:both]) / base if 0 < base < math.inf else math.nan
 
 
 def _shown(steady: Row, row: Row) -> str:
     """The ratio of total errors as the table has it."""
-    if row.total_error is None:
+    if math.inf in row.total_errors:
         return "came apart"
-    return "" if steady.total_error is None else f"{_ratio(steady, row):.2f}x"
+    return "" if math.inf in steady.total_errors else f"{_ratio(steady, row):.2f}x"
 
 
 def _cell(row: Row) -> str:
@@ -309,7 +317,7 @@ def _table(rows: Sequence[Row]) -> Grid:
             row.method,
             str(len(row.scores)),
             f"{row.metric.name} {_mean(row):.4g}",
-            f"{row.loss:.4g}",
+            f"{fmean(row.losses):.4g}",
             _shown(steady[row.case, row.workers, row.density], row),
             f"{row.sent:.3f}x",
             f"{row.within_5pct:.0%}".replace("%", " %"),
@@ -328,8 +336,8 @@ def _figures(rows: Sequence[Row], curves: dict[str, Run]) -> list[Figure]:
     ratios: dict[str, dict[int, float]] = {}
     steady = {(row.case, row.workers, row.density): row for row in rows if row.method == STEADY}
     for row in rows:
-        if row.method == BUDGET and row.total_error:
-            one = steady[row.case, row.workers, row.density]
+        one = steady[row.case, row.workers, row.density]
+        if row.method == BUDGET and math.isfinite(_ratio(one, row)):
             ratios.setdefault(f"{row.case}, density {row.density:g}", {})[row.workers] = _ratio(one, row)
     against = [
         Line(name, sorted(found), [found[workers] for workers in sorted(found)]) for name, found in ratios.items()
@@ -353,6 +361,6 @@ EXPERIMENT = Experiment(
     id="density-control",
     source=OURS,
     claim="Steady density holds at every step, and a budget leaves a smaller total error for the same bytes.",
-    minutes=60,
+    minutes=180,
     run=run,
 )
