@@ -73,7 +73,8 @@ class Trial(ExDyna):
         return self._dgc.fold(grad, start) if self.score == CORRECTED else grad
 
     def commit(self, sent: Exchanged, waiting: Sequence[Span]) -> None:
-        self._dgc.commit(sent, waiting)
+        if self.score == CORRECTED:
+            self._dgc.commit(sent, waiting)
 
     def observe(self, sent: Exchanged, step: Step) -> None:
         assert sent.indices is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradsieve.experiments.reproduce import density_control
+from gradsieve.experiments.reproduce._scores import Scale
 from gradsieve.experiments.reproduce.density_control import (
     BF16,
     BUDGET,
@@ -64,6 +65,10 @@ def test_verdicts() -> None:
     assert holds(rows(error=101.0)) == [True, True, False, True, True]
     assert holds(rows(worse=0.1)) == [True, True, True, False, True]
     assert holds(rows(fp8=0.9)) == [True, True, True, True, False]
+    perplexity = Metric("perplexity", higher_is_better=False)
+    scores = {STEADY: Scale(perplexity).score(0.9), BUDGET: Scale(perplexity).score(0.91)}
+    lower = [replace(row, metric=perplexity, scores=(scores.get(row.method, 0.0),)) for row in rows()]
+    assert holds(lower) == [True, True, True, False, True]
     bad = rows()
     bad[0] = replace(bad[0], within_5pct=0.99)
     bad[1] = replace(bad[1], worst_sent=0.97)

@@ -127,6 +127,13 @@ def test_parts_of_crumbs_do_not_hide_what_matters(wide: bool) -> None:
     assert _begin(ops.log_histogram(torch.zeros(9)), 80, 4, floor, math.inf, wide) == (1, 1)
 
 
+def test_few_crumbs_do_not_move_the_histogram() -> None:
+    """Fewer elements than a share, some of them tiny: the histogram begins where the large ones are told apart."""
+    values = torch.cat([torch.full((6,), 1e-30), torch.linspace(0.5, 1.5, 8), torch.zeros(100)])
+    begin, _ = _begin(ops.log_histogram(values), 80, 4, 1, math.inf, wide=False)
+    assert ops.bin_of(0.5) - BINS // 4 <= begin <= ops.bin_of(1.5)
+
+
 @settings(max_examples=12, deadline=None)
 @given(crumbs=st.floats(1e-36, 1e-3), large=st.integers(1, 150), seed=st.integers(0, 9))
 def test_large_elements_among_crumbs_are_sent(crumbs: float, large: int, seed: int) -> None:

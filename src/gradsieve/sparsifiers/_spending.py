@@ -13,8 +13,10 @@ WARM_UP = 8  # first steps, in which no level is known
 HEAD_START = 2.0  # the first level, as a multiple of the last of these steps: residuals still grow
 EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
 EARLY_RISE = 1.5  # by how much its logarithm may rise in that part
-LATE_RISE, FALL = 0.3, 0.05  # and in any later step; by how much it may fall in a step, and if that is more, by
-# which part of the way: thresholds may fall by powers of ten where most of a gradient comes to be zero
+LATE_RISE = 0.3  # and in any later step
+FALL = (
+    0.05  # by how much it may fall in a step, or by which part of the way to powers of ten below, if that is more
+)
 MANY = 100  # elements a step: with fewer, chance moves the level, and it may fall faster
 RESERVE = 0.75  # of the mean: so much is kept for every step to come
 LEAST = 0.1  # of the mean: so much is sent in any step

@@ -24,7 +24,7 @@ def row(counts: Tensor, start: int, deepest: int, width: int, dtype: torch.dtype
     and what a bin holds beyond its type.
     """
     seen = torch.zeros(width, dtype=torch.int64)
-    part = counts[start : start + width].cpu()
+    part = counts[start : start + width]
     seen[: len(part)] = part
     seen[-1] += int(counts[start + width :].sum())
     seen[0] += int(counts[deepest:start].sum())

@@ -59,13 +59,13 @@ class MeasuredThreshold:
         """This worker's share of the largest magnitudes, each judged by the worker whose span it lies in."""
         cut, wanted, sought = self.state[0], self.spending.wanted(step), self.spending.level(step)
         kind = narrowest(step.k)  # a surge beyond what it can say of one bin is sent in the steps that follow
-        looks = cut is None or len(hits) * step.world_size < wanted
-        if cut is None or looks:
-            seen = ops.log_histogram(acc, *span)
-            start, deepest = _begin(seen, wanted, step.world_size, self._floor(sought), sought, cut is None)
+        floor, looks = self._floor(sought), cut is None or len(hits) * step.world_size < wanted
+        seen = (ops.log_histogram(acc, *span) if looks else ops.log_histogram(acc[hits])).cpu()
+        if looks:
+            start, deepest = _begin(seen, wanted, step.world_size, floor, sought, cut is None)
         else:
-            seen, deepest = ops.log_histogram(acc[hits]), ops.bin_of(cut)
-            start = max(deepest, self._floor(sought))
+            deepest = ops.bin_of(self.level)
+            start = max(deepest, floor)
         message = row(seen, start, deepest, WIDE if cut is None else BINS, kind)
         rows = yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size)
         table = Table(torch.cat(rows), kind)
