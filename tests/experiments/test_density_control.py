@@ -13,6 +13,7 @@ from gradsieve.experiments.reproduce.density_control import (
     BUDGET,
     CASES,
     CONSTANT,
+    DENSE,
     FP8,
     METHODS,
     ORACLE,
@@ -125,7 +126,8 @@ def test_methods_send_as_many_bytes(tmp_path: Path) -> None:
 def test_it_runs_and_tunes_the_constant_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
     monkeypatch.setattr(density_control, "QUICK", (40, range(1)))
-    monkeypatch.setitem(CASES, "ncf", replace(CASES["ncf"], methods=(STEADY, BUDGET, CONSTANT), width=0.25))
+    methods = (STEADY, BUDGET, CONSTANT, FP8, DENSE)
+    monkeypatch.setitem(CASES, "ncf", replace(CASES["ncf"], methods=methods, width=0.25))
     shelf = Shelf(tmp_path, True, lambda progress: None, Stop())
     found = density_control.run(shelf, ["ncf"])
     assert [check.criterion.split(":")[0] for check in found.checks] == ["steady", "budget", "ncf", "ncf"]
@@ -133,3 +135,5 @@ def test_it_runs_and_tunes_the_constant_threshold(tmp_path: Path, monkeypatch: p
     (grid,) = found.tables
     sent = {row[3]: float(row[8].rstrip("x")) for row in grid.rows}
     assert sent[CONSTANT] == pytest.approx(sent[STEADY], rel=0.1)
+    assert sent[FP8] == pytest.approx(2.65, rel=0.05)
+    assert sent[DENSE] == pytest.approx(1000, rel=0.05)

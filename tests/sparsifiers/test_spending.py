@@ -52,6 +52,17 @@ def test_more_is_sent_while_gradients_surge_and_nothing_is_lost() -> None:
     assert sum(sent) == pytest.approx(300 * K, rel=0.02)
 
 
+@pytest.mark.parametrize("shrinks", [0.9, 0.97])
+def test_without_a_surge_the_beginning_is_steady(shrinks: float) -> None:
+    """In the first tenth nothing is saved either; what was held till then is let go at once."""
+    group, sent = budget(300), []
+    for step in range(50):
+        group.step([grad * shrinks**step for grad in gradients("normal", N, 2, step)])
+        sent.append(group.reports[0].union)
+    assert sent[:31] == [K] * 31
+    assert sum(sent[31:]) > 0.5 * 19 * K
+
+
 @pytest.mark.parametrize("alive", [20, 60])
 def test_what_is_alive_is_sent_and_the_total_met_where_most_of_a_gradient_dies(alive: int) -> None:
     """As units of a network do: zeros nearly everywhere, crumbs at some places, and few elements of any size."""

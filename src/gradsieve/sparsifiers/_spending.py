@@ -10,13 +10,11 @@ from gradsieve.sparsifiers._table import Table
 KNOWN = ("steady", "budget", "fixed")
 
 WARM_UP = 8  # first steps, in which no level is known
-HEAD_START = 2.0  # the first level, as a multiple of the last of these steps: residuals still grow
+HEAD_START = 1.2  # the first level, as a multiple of the threshold of the last of these: above it is a surge
 EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
-EARLY_RISE = 1.5  # by how much its logarithm may rise in that part
+EARLY_RISE = 1.8  # by how much its logarithm may rise in that part
 LATE_RISE = 0.3  # and in any later step
-FALL = (
-    0.05  # by how much it may fall in a step, or by which part of the way to powers of ten below, if that is more
-)
+FALL = 0.05  # by how much it may fall in a later step, or by which part of the way to powers of ten below
 MANY = 100  # elements a step: with fewer, chance moves the level, and it may fall faster
 RESERVE = 0.75  # of the mean: so much is kept for every step to come
 LEAST = 0.1  # of the mean: so much is sent in any step
@@ -97,9 +95,11 @@ class Budget:
     them pass.
 
     Everything follows from the *mean*, what is left of the budget for each step that is left. The level moves
-    towards the threshold that would send just the mean now. In the first tenth of the run it rises slowly, so that
-    the surge of gradients with which most trainings begin is sent as it comes, instead of lying in residuals for
-    hundreds of steps. Later it follows faster: nobody knows whether gradients that grow will shrink again.
+    towards the threshold that would send just the mean now. In the first tenth of the run it only rises, and
+    slowly: the mean is sent, and what lies above the level if that is more. So the surge of gradients with which
+    many trainings begin is sent as it comes, instead of lying in residuals for hundreds of steps; without one,
+    nothing is done that steady would not do. Later the level follows faster: nobody knows whether gradients that
+    grow will shrink again.
 
     The state is [level, owed, total steps]: owed is how many elements fewer than k a step were sent so far.
     """
@@ -126,15 +126,20 @@ class Budget:
             self._next = HEAD_START * table.edge(table.bin_with(step.k)) or None
             return min(step.k, self._affordable(step))
         now = table.edge(table.bin_with(max(1, round(mean))))
-        early = EARLY * self._total
-        rise = EARLY_RISE / early if step.index < early else LATE_RISE
-        fall = self._fall(step) * max(1.0, math.log(level / now) if now else 0.0)
-        self._next = min(max(now, level * math.exp(-fall)), level * math.exp(rise))
+        self._next = self._moved(level, now, step)
         passing = mean if self._next == now else table.above(table.bin_of(self._next))
         free = min(1.0, self._left(step) / (ENDGAME * self._total))
-        least = mean * (1 - free * (1 - LEAST))
+        least = mean if step.index < self._early else mean * (1 - free * (1 - LEAST))
         most = max(mean, min(self._affordable(step), mean * (1 + free * (self.ceiling - 1))))
         return min(round(min(max(passing, least), most)), math.floor(self.ceiling * step.k), step.n)
+
+    def _moved(self, level: float, now: float, step: Step) -> float:
+        """The level after this step, on its way to the threshold that sends the mean now."""
+        if step.index < self._early:
+            return min(max(now, level), level * math.exp(EARLY_RISE / self._early))
+        fall = self._fall(step) * max(1.0, math.log(level / now) if now else 0.0)
+        held = now and step.index < self._early + 1  # until now, and maybe far above what there is
+        return min(now if held else max(now, level * math.exp(-fall)), level * math.exp(LATE_RISE))
 
     def observe(self, selected: int, step: Step) -> None:
         self.state = [self._next, self._owed + step.k - selected, self._total]
@@ -154,6 +159,11 @@ class Budget:
     def _left(self, step: Step) -> int:
         """Steps to go, this one included; past the end of the run, one."""
         return max(self._total - step.index, 1)
+
+    @property
+    def _early(self) -> float:
+        """How many steps are early ones."""
+        return EARLY * self._total
 
     @property
     def _owed(self) -> int:

@@ -1,8 +1,8 @@
 """Does the density hold at every step, and what does a budget buy? On several tasks, beside other methods.
 
 Steady and budget run with 4, 8 and 16 workers at two densities; the other methods in one of these cells, the case's
-own, and some with the first seed only. All send as many bytes there as steady does, or as many elements where they
-need no histograms.
+own, and some with the first seed only. All but dense send as many bytes there as steady does, or as many elements
+where they need no histograms.
 """
 
 import math
@@ -22,7 +22,7 @@ from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.summary import summarise
 from gradsieve.tasks.base import Metric
 
-STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK = (
+STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK, DENSE = (
     "steady",
     "budget",
     "constant",
@@ -31,6 +31,7 @@ STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK = (
     "oracle",
     "release",
     "topk",
+    "dense",
 )
 METHODS = {  # label -> what it is
     STEADY: "exdyna",
@@ -43,6 +44,7 @@ METHODS = {  # label -> what it is
     TOPK: "topk:aggregation=own",
     RELEASE: "exdyna:compat=release",
     ORACLE: "oracle",
+    DENSE: "dense",
 }
 # For the same bytes: those of an element with float32 values, over those with these (`gradsieve bench wire`).
 MORE_ELEMENTS = {BF16: 7.22 / 4.22, FP8: 7.22 / 2.72}
@@ -69,10 +71,10 @@ class Case:
 
 
 LEADING = (STEADY, BUDGET, BF16, FP8, ORACLE)
-FEW = 3  # seeds of these, and of the constant threshold
+FEW = 3  # seeds of these, of dense, and of the constant threshold
 SMALL = tuple(method for method in METHODS if method != RELEASE)  # too small for the released blocks
 CASES = {
-    "cnn": Case("cnn", "mnist", 0.001, seeds=5, evaluations=1),
+    "cnn": Case("cnn", "mnist", 0.001, seeds=8, evaluations=1),
     "mlp": Case("mlp", "mnist", 0.001),
     "ncf": Case("ncf", "", 0.001),
     # With one sample a step, f - f* jumps from step to step.
@@ -141,7 +143,7 @@ def _seeds(case: Case, workers: int, density: float, method: str) -> int:
         return 1
     if method in (STEADY, BUDGET):
         return case.seeds
-    return min(FEW, case.seeds) if method in (*LEADING, CONSTANT) else 1
+    return min(FEW, case.seeds) if method in (*LEADING, CONSTANT, DENSE) else 1
 
 
 def settings(shelf: Shelf, case: Case, workers: int, density: float, method: str, seed: int) -> Settings:
@@ -195,7 +197,8 @@ def _sent(run: Run) -> int:
 
 def _row(case: Case, name: str, workers: int, density: float, method: str, runs: list[Run]) -> Row:
     found = [summarise(each) for each in runs]
-    union = [sum(line["buildup"] for line in each.steps) / len(each.steps) for each in runs]
+    asked = max(1, round(density * runs[0].header["n"]))
+    union = [fmean(line["union"] for line in each.steps) / asked for each in runs]
     losses = [_late_loss(each) for each in runs]
     errors = [each.total_error or 0.0 for each in found]
     return Row(

@@ -1,0 +1,69 @@
+"""Other constants of the budget's rule: total error and metric against steady's, as density-control has them.
+
+    GRADSIEVE_DATA=... python benchmarks/spending.py --case mlp --case ncf HEAD_START=1.5 EARLY_RISE=1
+    GRADSIEVE_DATA=... python benchmarks/spending.py --first 10
+
+The second says how the rule as it is does with seeds on which it was not chosen. Constants are those of
+`gradsieve.sparsifiers._spending`. Runs of steady are kept in --out, those of the rule not.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gradsieve.experiments.records import Run
+from gradsieve.experiments.reproduce import density_control
+from gradsieve.experiments.reproduce.density_control import BUDGET, CASES, STEADY
+from gradsieve.experiments.reproduce.shelf import Shelf
+from gradsieve.experiments.running import Stop
+from gradsieve.experiments.settings import Settings
+from gradsieve.sparsifiers import _spending
+
+
+class Trials(Shelf):
+    """A shelf that forgets what depends on the rule."""
+
+    def run(self, settings: Settings) -> Run:
+        if settings.options.get("spend") != BUDGET:
+            return super().run(settings)
+        with TemporaryDirectory() as folder:
+            return Shelf(Path(folder), self.quick, self.listen, self.stop).run(settings)
+
+
+def change(constants: Sequence[str]) -> None:
+    for text in constants:
+        name, _, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+        if number is None or not isinstance(getattr(_spending, name, None), float):
+            sys.exit(f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got {text}")
+        setattr(_spending, name, number)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("constants", nargs="*", metavar="NAME=NUMBER")
+    arguments.add_argument("--case", action="append", choices=CASES, help="may be repeated; default: all")
+    arguments.add_argument("--first", type=int, default=0, help="the first seed; default: 0")
+    arguments.add_argument("--out", type=Path, default=Path("benchmarks/reproduction"))
+    chosen = arguments.parse_args()
+    change(chosen.constants)
+    shelf = Trials(chosen.out, False, lambda progress: None, Stop())
+    steps, seeds = density_control.FULL
+    density_control.FULL = (steps, range(chosen.first, chosen.first + len(seeds)))
+    for name in chosen.case or CASES:
+        case = CASES[name]
+        CASES[name] = replace(case, grid=(), methods=(STEADY, BUDGET), seeds=chosen.first + case.seeds)
+        _, _, *found = density_control.run(shelf, [name]).checks
+        for check in found:
+            sys.stdout.write(f"{check.criterion}: {check.found}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
