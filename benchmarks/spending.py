@@ -9,7 +9,7 @@ The second says how the rule as it is does with seeds on which it was not chosen
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +33,7 @@ class Trials(Shelf):
             return Shelf(Path(folder), self.quick, self.listen, self.stop).run(settings)
 
 
-def change(constants: Sequence[str]) -> None:
+def change(constants: Sequence[str], refuse: Callable[[str], object]) -> None:
     for text in constants:
         name, _, value = text.partition("=")
         try:
@@ -41,7 +41,7 @@ def change(constants: Sequence[str]) -> None:
         except ValueError:
             number = None
         if number is None or not isinstance(getattr(_spending, name, None), float):
-            sys.exit(f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got {text}")
+            refuse(f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got {text}")
         setattr(_spending, name, number)
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     arguments.add_argument("--first", type=int, default=0, help="the first seed; default: 0")
     arguments.add_argument("--out", type=Path, default=Path("benchmarks/reproduction"))
     chosen = arguments.parse_args()
-    change(chosen.constants)
+    change(chosen.constants, arguments.error)
     shelf = Trials(chosen.out, False, lambda progress: None, Stop())
     steps, seeds = density_control.FULL
     density_control.FULL = (steps, range(chosen.first, chosen.first + len(seeds)))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gradsieve.experiments.methods import DENSE
 from gradsieve.experiments.reproduce import density_control
 from gradsieve.experiments.reproduce._scores import Scale
 from gradsieve.experiments.reproduce.density_control import (
@@ -13,7 +14,6 @@ from gradsieve.experiments.reproduce.density_control import (
     BUDGET,
     CASES,
     CONSTANT,
-    DENSE,
     FP8,
     METHODS,
     ORACLE,

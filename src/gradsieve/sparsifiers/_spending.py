@@ -17,7 +17,7 @@ LATE_RISE = 0.3  # and in any later step
 FALL = 0.05  # by how much it may fall in a later step, or by which part of the way to powers of ten below
 MANY = 100  # elements a step: with fewer, chance moves the level, and it may fall faster
 RESERVE = 0.75  # of the mean: so much is kept for every step to come
-LEAST = 0.1  # of the mean: so much is sent in any step
+LEAST = 0.1  # of the mean: so much is sent in any later step, and in an early one the mean
 ENDGAME = 0.125  # the part of the run in which the limits close in on the mean, so that the budget is met
 
 

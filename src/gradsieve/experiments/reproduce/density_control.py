@@ -12,7 +12,7 @@ from statistics import fmean, geometric_mean, median
 
 from gradsieve import ops
 from gradsieve._check import one_of
-from gradsieve.experiments.methods import parse_method
+from gradsieve.experiments.methods import DENSE, parse_method
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce._equal_bits import search
 from gradsieve.experiments.reproduce._scores import Scale, gain, score
@@ -22,7 +22,7 @@ from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.summary import summarise
 from gradsieve.tasks.base import Metric
 
-STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK, DENSE = (
+STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK = (
     "steady",
     "budget",
     "constant",
@@ -31,7 +31,6 @@ STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK, DENSE = (
     "oracle",
     "release",
     "topk",
-    "dense",
 )
 METHODS = {  # label -> what it is
     STEADY: "exdyna",
@@ -44,7 +43,7 @@ METHODS = {  # label -> what it is
     TOPK: "topk:aggregation=own",
     RELEASE: "exdyna:compat=release",
     ORACLE: "oracle",
-    DENSE: "dense",
+    DENSE: DENSE,
 }
 # For the same bytes: those of an element with float32 values, over those with these (`gradsieve bench wire`).
 MORE_ELEMENTS = {BF16: 7.22 / 4.22, FP8: 7.22 / 2.72}
