@@ -63,6 +63,20 @@ def test_without_a_surge_the_beginning_is_steady(shrinks: float) -> None:
     assert sum(sent[31:]) > 0.5 * 19 * K
 
 
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_where_residuals_fill_but_gradients_do_not_surge_a_budget_is_steady(world_size: int) -> None:
+    """Thresholds rise many times over, since every gradient points the same way, and yet all is as with steady."""
+    steady = Group("exdyna", DENSITY, world_size)
+    group, direction = budget(200, world_size), torch.randn(N, generator=torch.Generator().manual_seed(7))
+    for step in range(60):
+        noise = gradients("normal", N, world_size, step)
+        grads = [(1.0 if step < 8 else 0.9) * (direction + 0.1 * each) for each in noise]
+        one, other = steady.step([grad.clone() for grad in grads])[0], group.step(grads)[0]
+        assert torch.equal(one, other), f"step {step}"
+    assert steady.reports[0].threshold is not None
+    assert steady.reports[0].threshold > 10 * float(direction.abs().quantile(1 - DENSITY))
+
+
 @pytest.mark.parametrize("alive", [20, 60])
 def test_what_is_alive_is_sent_and_the_total_met_where_most_of_a_gradient_dies(alive: int) -> None:
     """As units of a network do: zeros nearly everywhere, crumbs at some places, and few elements of any size."""
@@ -131,28 +145,43 @@ def test_saved_and_loaded_equals_never_stopped() -> None:
         assert_same(one, other)
 
 
-def test_a_step_that_is_called_off_costs_nothing() -> None:
+@pytest.mark.parametrize("steps", [0, 12, 30])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_step_that_is_called_off_costs_nothing(steps: int, bad: float) -> None:
     group = budget(200)
-    for step in range(30):
+    group.step(gradients("normal", N, 2, 0))
+    for step in range(1, steps):
         group.step(gradients("normal", N, 2, step))
     before = group.reducers[0].sparsifier.state_dict()
-    broken = gradients("normal", N, 2, 30)
-    broken[1][7] = math.nan
+    broken = gradients("normal", N, 2, steps)
+    broken[1][7] = bad
     group.step(broken)
     assert not group.reports[0].finite
     assert_same(group.reducers[0].sparsifier.state_dict(), before)
 
 
-def test_loss_scales_do_not_matter() -> None:
-    small, large = budget(200), budget(200)
+@pytest.mark.parametrize("change", [4, 14, 30])
+def test_loss_scales_do_not_matter(change: int) -> None:
+    """Neither before, nor in, nor after a surge of gradients."""
+    small, large, sent = budget(200), budget(200), []
     for step in range(60):
-        grads = gradients("normal", N, 2, step)
-        if step == 30:
+        grads = [grad * (4.0 if 10 <= step < 18 else 1.0) for grad in gradients("normal", N, 2, step)]
+        if step == change:
             for reducer in large.reducers:
                 reducer.rescale(4096.0)
-        factor = 1.0 if step < 30 else 4096.0
+        factor = 1.0 if step < change else 4096.0
         one, other = small.step(grads)[0], large.step([grad * factor for grad in grads])[0]
         assert torch.equal(one * factor, other), f"step {step}"
+        sent.append(small.reports[0].union)
+    assert max(sent) > 2 * K
+
+
+def test_gradients_too_large_for_their_energy_are_spent_like_others() -> None:
+    usual, huge = budget(200), budget(200)
+    for step in range(40):
+        grads = gradients("normal", N, 2, step)
+        one, other = usual.step(grads)[0], huge.step([grad * 2.0**100 for grad in grads])[0]
+        assert torch.equal(one * 2.0**100, other), f"step {step}"
 
 
 @pytest.mark.parametrize("threshold", [0.5, 1.0, 3.0])

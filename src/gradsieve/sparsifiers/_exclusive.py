@@ -98,7 +98,12 @@ class Exclusive(Sparsifier):
         raise TypeError(f"{type(self).__name__} must implement span")
 
     def window(self, step: Step) -> Window:
+        self._spending.begin(step)
         return Window(self._threshold.level, *self.span(self.owned(step, step.rank), step))
+
+    def fold(self, grad: Tensor, start: int) -> Tensor:
+        self._spending.notice(grad)
+        return grad
 
     def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
         return self._threshold.select(acc, hits, self.span(self.owned(step, step.rank), step), step)

@@ -4,6 +4,9 @@ lies above a fixed threshold."""
 import math
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from gradsieve.exchange import Step
 from gradsieve.sparsifiers._table import Table
 
@@ -14,10 +17,12 @@ HEAD_START = 1.2  # the first level, as a multiple of the threshold of the last 
 EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
 EARLY_RISE = 1.8  # by how much its logarithm may rise in that part
 LATE_RISE = 0.3  # and in any later step
-FALL = 0.05  # by how much it may fall in a later step, or by which part of the way to powers of ten below
-MANY = 100  # elements a step: with fewer, chance moves the level, and it may fall faster
+FALL = 0.25  # by how much it may fall in a later step, or by which part of the way to powers of ten below
+SMOOTH = 0.8  # what is left of a step's energy in the recent mean after each further step
 RESERVE = 0.75  # of the mean: so much is kept for every step to come
 LEAST = 0.1  # of the mean: so much is sent in any later step, and in an early one the mean
+PIECE = 2**20  # elements of which the norm is taken at once
+LARGEST = 2.0**127  # energy that is told to others: float32 has room for it
 ENDGAME = 0.125  # the part of the run in which the limits close in on the mean, so that the budget is met
 
 
@@ -26,8 +31,17 @@ class Spending(Protocol):
 
     state: list[float | None]
 
-    def count(self, table: Table, step: Step) -> int:
-        """How many to send in this step."""
+    def begin(self, step: Step) -> None:
+        """A step begins; `notice` sees its gradient piece by piece."""
+
+    def notice(self, grad: Tensor) -> None:
+        """A piece of this worker's gradient."""
+
+    def energy(self) -> float | None:
+        """The square of its norm, if all workers must know the sum of these; None if not."""
+
+    def count(self, table: Table, step: Step, energy: float | None) -> int:
+        """How many to send in this step; `energy` is the sum over workers."""
 
     def wanted(self, step: Step) -> int:
         """How many may be asked for in this step, unless magnitudes rise."""
@@ -48,10 +62,19 @@ class Steady:
     def __init__(self) -> None:
         self.state: list[float | None] = []
 
+    def begin(self, step: Step) -> None:
+        pass
+
+    def notice(self, grad: Tensor) -> None:
+        pass
+
+    def energy(self) -> float | None:
+        return None
+
     def level(self, step: Step) -> float:
         return math.inf
 
-    def count(self, table: Table, step: Step) -> int:
+    def count(self, table: Table, step: Step, energy: float | None) -> int:
         return step.k
 
     def wanted(self, step: Step) -> int:
@@ -64,7 +87,7 @@ class Steady:
         pass
 
 
-class Fixed:
+class Fixed(Steady):
     """What lies above one level, however much that is. The level is rounded down to the edge of a bin."""
 
     def __init__(self, threshold: float) -> None:
@@ -77,14 +100,8 @@ class Fixed:
     def level(self, step: Step) -> float:
         return self.threshold
 
-    def count(self, table: Table, step: Step) -> int:
+    def count(self, table: Table, step: Step, energy: float | None) -> int:
         return table.above(table.bin_of(self.threshold))
-
-    def wanted(self, step: Step) -> int:
-        return step.k
-
-    def observe(self, selected: int, step: Step) -> None:
-        pass
 
     def rescale(self, factor: float) -> None:
         self.state = [self.threshold * factor]
@@ -96,22 +113,45 @@ class Budget:
 
     Everything follows from the *mean*, what is left of the budget for each step that is left. The level moves
     towards the threshold that would send just the mean now. In the first tenth of the run it only rises, and
-    slowly: the mean is sent, and what lies above the level if that is more. So the surge of gradients with which
-    many trainings begin is sent as it comes, instead of lying in residuals for hundreds of steps; without one,
-    nothing is done that steady would not do. Later the level follows faster: nobody knows whether gradients that
-    grow will shrink again.
+    slowly: the mean is sent, and what lies above the level if that is more and gradients *surge*, that is, are no
+    smaller than in the first steps, but for chance. So the surge with which many trainings begin is sent as it
+    comes, instead of lying in residuals for hundreds of steps. Where gradients do not surge and thresholds rise all
+    the same, because residuals fill, they go on rising, and haste gains nothing. Later the level follows at once,
+    but for bursts: nobody knows whether gradients that grow will shrink again.
 
-    The state is [level, owed, total steps]: owed is how many elements fewer than k a step were sent so far.
+    The state is [level, owed, total steps, last, first, squares, recent]: owed is how many elements fewer than k a
+    step were sent so far; last is the threshold that would have sent the mean in the last step; the others are
+    about the gradients' energy, the sum over workers of squared norms: its mean over the first steps, the mean of
+    its square over them, and its recent mean.
     """
 
     def __init__(self, total_steps: int, ceiling: float) -> None:
         self.ceiling = ceiling
-        self.state: list[float | None] = [None, 0, total_steps]
-        self._next: float | None = None
+        self.state: list[float | None] = [None, 0, total_steps, None, None, None, None]
+        self._next: list[float | None] = [None] * 5  # the state but for owed and total steps
+        self._norms: list[Tensor] | None = None
+
+    def begin(self, step: Step) -> None:
+        self._norms = [] if self.state[0] is None or step.index < self._early + 1 else None
+
+    def notice(self, grad: Tensor) -> None:
+        if self._norms is not None:
+            # In pieces: torch makes a float32 copy of what has another type.
+            self._norms += [torch.linalg.vector_norm(part, dtype=torch.float32) for part in grad.split(PIECE)]
+
+    def energy(self) -> float | None:
+        if self._norms is None:
+            return None
+        energy = float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
+        return min(energy, LARGEST) if energy == energy else 0.0  # not a number: the step will be called off
 
     def level(self, step: Step) -> float:
-        level = self.state[0]
-        return math.inf if level is None else level * math.exp(-self._fall(step))
+        level, _, _, last, *energies = self.state
+        if level is None or last is None or level >= last:  # it is seen anyway
+            return math.inf
+        if step.index < self._early and not _surges(*energies):
+            return math.inf
+        return level * math.exp(self._rise(step))
 
     def mean(self, step: Step) -> float:
         left = self._left(step)
@@ -120,37 +160,55 @@ class Budget:
     def wanted(self, step: Step) -> int:
         return max(1, math.ceil(self.mean(step)))
 
-    def count(self, table: Table, step: Step) -> int:
+    def count(self, table: Table, step: Step, energy: float | None) -> int:
         mean, level = self.mean(step), self.state[0]
+        energies = self._felt(energy, step)
         if level is None or step.index < WARM_UP:
-            self._next = HEAD_START * table.edge(table.bin_with(step.k)) or None
+            self._next = [HEAD_START * table.edge(table.bin_with(step.k)) or None, None, *energies]
             return min(step.k, self._affordable(step))
+        early, surge = step.index < self._early, _surges(*energies)
         now = table.edge(table.bin_with(max(1, round(mean))))
-        self._next = self._moved(level, now, step)
-        passing = mean if self._next == now else table.above(table.bin_of(self._next))
+        moved = self._moved(level, now, surge, step)
+        self._next = [moved, now, *energies]
+        passing = mean if moved == now or (early and not surge) else table.above(table.bin_of(moved))
         free = min(1.0, self._left(step) / (ENDGAME * self._total))
-        least = mean if step.index < self._early else mean * (1 - free * (1 - LEAST))
+        least = mean if early else mean * (1 - free * (1 - LEAST))
         most = max(mean, min(self._affordable(step), mean * (1 + free * (self.ceiling - 1))))
         return min(round(min(max(passing, least), most)), math.floor(self.ceiling * step.k), step.n)
 
-    def _moved(self, level: float, now: float, step: Step) -> float:
+    def _felt(self, energy: float | None, step: Step) -> list[float | None]:
+        """The gradients' energies after this step, as the state has them."""
+        first, squares, recent = self.state[4:]
+        if energy is None:
+            return [first, squares, recent]
+        if first is None or squares is None or recent is None:
+            return [energy, energy**2, energy]
+        if step.index < WARM_UP:
+            first += (energy - first) / (step.index + 1)
+            return [first, squares + (energy**2 - squares) / (step.index + 1), first]
+        return [first, squares, SMOOTH * recent + (1 - SMOOTH) * energy]
+
+    def _moved(self, level: float, now: float, surge: bool, step: Step) -> float:
         """The level after this step, on its way to the threshold that sends the mean now."""
+        highest = level * math.exp(self._rise(step))
         if step.index < self._early:
-            return min(max(now, level), level * math.exp(EARLY_RISE / self._early))
-        fall = self._fall(step) * max(1.0, math.log(level / now) if now else 0.0)
-        held = now and step.index < self._early + 1  # until now, and maybe far above what there is
-        return min(now if held else max(now, level * math.exp(-fall)), level * math.exp(LATE_RISE))
+            return min(max(now, level), highest)
+        if now and step.index < self._early + 1:  # held until now, and maybe far away from what there is
+            return min(now, highest) if surge else now
+        fall = FALL * max(1.0, math.log(level / now) if now else 0.0)
+        return min(max(now, level * math.exp(-fall)), highest)
 
     def observe(self, selected: int, step: Step) -> None:
-        self.state = [self._next, self._owed + step.k - selected, self._total]
+        level, *felt = self._next
+        self.state = [level, self._owed + step.k - selected, self._total, *felt]
 
     def rescale(self, factor: float) -> None:
-        level, *rest = self.state
-        self.state = [None if level is None else level * factor, *rest]
+        factors = (factor, 1, 1, factor, factor**2, factor**4, factor**2)
+        self.state = [None if x is None else x * y for x, y in zip(self.state, factors, strict=True)]
 
-    def _fall(self, step: Step) -> float:
-        """By how much the level's logarithm may fall in this step."""
-        return FALL * max(1.0, math.sqrt(MANY / max(self.mean(step), 1)))
+    def _rise(self, step: Step) -> float:
+        """By how much the level's logarithm may rise in this step."""
+        return EARLY_RISE / self._early if step.index < self._early else LATE_RISE
 
     def _affordable(self, step: Step) -> int:
         """What leaves the reserve for all later steps."""
@@ -172,3 +230,10 @@ class Budget:
     @property
     def _total(self) -> int:
         return int(self.state[2] or 0)
+
+
+def _surges(first: float | None, squares: float | None, recent: float | None) -> bool:
+    """Whether gradients are no smaller than in the first steps, but for what is chance."""
+    if first is None or squares is None or recent is None:
+        return True
+    return recent >= first - math.sqrt(max(squares - first**2, 0.0))

@@ -28,6 +28,7 @@ WARM_UP = 8  # first steps without a cut: residuals grow so fast that most of th
 CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
 FORGET = 0.9  # what is left of a large change after a step
 FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
+_FLOAT32 = 4  # bytes
 LARGEST_SHARE = 16  # more than this part of the vector, 1/16, only if k itself asks for it
 
 
@@ -67,9 +68,15 @@ class MeasuredThreshold:
             deepest = ops.bin_of(self.level)
             start = max(deepest, floor)
         message = row(seen, start, deepest, WIDE if cut is None else BINS, kind)
-        rows = yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size)
-        table = Table(torch.cat(rows), kind)
-        count = self.spending.count(table, step)
+        energy = self.spending.energy()
+        if energy is not None:
+            message = torch.cat([message, torch.tensor([energy], dtype=torch.float32).view(torch.uint8)])
+        rows = torch.cat((yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size))).cpu()
+        if energy is not None:
+            rows, told = rows[:, :-_FLOAT32], rows[:, -_FLOAT32:].flatten().clone()
+            energy = float(told.view(torch.float32).double().sum())
+        table = Table(rows, kind)
+        count = self.spending.count(table, step, energy)
         bin = table.bin_with(count)
         self.counts = table.shares(bin, count)
         self._next = self._plan(table, table.edge(bin) if count else self.state[1], step)
