@@ -19,7 +19,9 @@ EARLY_RISE = 1.8  # by how much its logarithm may rise in that part
 LATE_RISE = 0.3  # and in any later step
 FALL = 0.25  # by how much it may fall in a later step, or by which part of the way to powers of ten below
 SMOOTH = 0.8  # what is left of a step's energy in the recent mean after each further step
-RESERVE = 0.75  # of the mean: so much is kept for every step to come
+RESERVE = 0.75  # of the density: so much a surge leaves for every step to come
+HASTE = 0.8  # by how much more than its equal share of the rest a step gets after a surge
+AHEAD = 0.2  # of the budget: a surge that took so much calls for all of that haste, a smaller one for less
 LEAST = 0.1  # of the mean: so much is sent in any later step, and in an early one the mean
 PIECE = 2**20  # elements of which the norm is taken at once
 LARGEST = 2.0**127  # energy that is told to others: float32 has room for it
@@ -111,13 +113,14 @@ class Budget:
     """`density * n` elements a step in the mean over the run, sent where the threshold, which moves slowly, lets
     them pass.
 
-    Everything follows from the *mean*, what is left of the budget for each step that is left. The level moves
-    towards the threshold that would send just the mean now. In the first tenth of the run it only rises, and
-    slowly: the mean is sent, and what lies above the level if that is more and gradients *surge*, that is, are no
-    smaller than in the first steps, but for chance. So the surge with which many trainings begin is sent as it
-    comes, instead of lying in residuals for hundreds of steps. Where gradients do not surge and thresholds rise all
-    the same, because residuals fill, they go on rising, and haste gains nothing. Later the level follows at once,
-    but for bursts: nobody knows whether gradients that grow will shrink again.
+    Everything follows from the *mean*, what a step may send: an equal share of what is left of the budget. The
+    level moves towards the threshold that would send just the mean now. In the first tenth of the run it only
+    rises, and slowly: the mean is sent, and what lies above the level if that is more and gradients *surge*, that
+    is, are no smaller than in the first steps, but for chance. So the surge with which many trainings begin is
+    sent as it comes, instead of lying in residuals for hundreds of steps. Where gradients do not surge and
+    thresholds rise all the same, because residuals fill, they go on rising, and haste gains nothing. Later the
+    level follows at once, but for bursts: nobody knows whether gradients that grow will shrink again. But those
+    that surged will: after that, steps get more than an equal share, and the last ones less.
 
     The state is [level, owed, total steps, last, first, squares, recent]: owed is how many elements fewer than k a
     step were sent so far; last is the threshold that would have sent the mean in the last step; the others are
@@ -154,8 +157,9 @@ class Budget:
         return level * math.exp(self._rise(step))
 
     def mean(self, step: Step) -> float:
-        left = self._left(step)
-        return max(0.0, (left * step.k + self._owed) / left)
+        left, ahead = self._left(step), max(0, -self._owed) / (step.k * self._total)
+        haste = 0.0 if step.index < self._early else HASTE * self._free(step) * min(1.0, ahead / AHEAD)
+        return max(0.0, (left * step.k + self._owed) / left) * (1 + haste)
 
     def wanted(self, step: Step) -> int:
         return max(1, math.ceil(self.mean(step)))
@@ -171,7 +175,7 @@ class Budget:
         moved = self._moved(level, now, surge, step)
         self._next = [moved, now, *energies]
         passing = mean if moved == now or (early and not surge) else table.above(table.bin_of(moved))
-        free = min(1.0, self._left(step) / (ENDGAME * self._total))
+        free = self._free(step)
         least = mean if early else mean * (1 - free * (1 - LEAST))
         most = max(mean, min(self._affordable(step), mean * (1 + free * (self.ceiling - 1))))
         return min(round(min(max(passing, least), most)), math.floor(self.ceiling * step.k), step.n)
@@ -213,6 +217,10 @@ class Budget:
     def _affordable(self, step: Step) -> int:
         """What leaves the reserve for all later steps."""
         return math.floor(self._owed + step.k + (1 - RESERVE) * (self._left(step) - 1) * step.k)
+
+    def _free(self, step: Step) -> float:
+        """How far the limits are open: 1, and in the last part of the run less and less."""
+        return min(1.0, self._left(step) / (ENDGAME * self._total))
 
     def _left(self, step: Step) -> int:
         """Steps to go, this one included; past the end of the run, one."""
