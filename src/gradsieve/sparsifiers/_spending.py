@@ -40,10 +40,10 @@ class Spending(Protocol):
         """A piece of this worker's gradient."""
 
     def energy(self) -> float | None:
-        """The square of its norm, if all workers must know the sum of these; None if not."""
+        """The square of its norm, if all workers must know the mean of these; None if not."""
 
     def count(self, table: Table, step: Step, energy: float | None) -> int:
-        """How many to send in this step; `energy` is the sum over workers."""
+        """How many to send in this step; `energy` is the mean over workers."""
 
     def wanted(self, step: Step) -> int:
         """How many may be asked for in this step, unless magnitudes rise."""
@@ -124,7 +124,7 @@ class Budget:
 
     The state is [level, owed, total steps, last, first, squares, recent]: owed is how many elements fewer than k a
     step were sent so far; last is the threshold that would have sent the mean in the last step; the others are
-    about the gradients' energy, the sum over workers of squared norms: its mean over the first steps, the mean of
+    about the gradients' energy, the mean over workers of squared norms: its mean over the first steps, the mean of
     its square over them, and its recent mean.
     """
 

@@ -74,7 +74,7 @@ class MeasuredThreshold:
         rows = torch.cat((yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size))).cpu()
         if energy is not None:
             rows, told = rows[:, :-_FLOAT32], rows[:, -_FLOAT32:].flatten().clone()
-            energy = float(told.view(torch.float32).double().sum())
+            energy = float(told.view(torch.float32).double().mean())
         table = Table(rows, kind)
         count = self.spending.count(table, step, energy)
         bin = table.bin_with(count)
