@@ -103,6 +103,9 @@ def test_what_came_apart_is_not_compared() -> None:
         replace(GOOD, workers=16, method=BUDGET, total_errors=(math.inf,)),
     ]
     assert judge([*rows(), *other])[2].found == "0.60x"
+    called_off = [replace(row, density=0.01, losses=(math.inf, math.inf), worst_sent=1.4) for row in rows()[:2]]
+    assert judge(rows() + called_off)[1].holds
+    assert not judge(called_off)[1].holds
 
 
 def test_cells_have_all_methods_once_and_the_grid_has_two() -> None:

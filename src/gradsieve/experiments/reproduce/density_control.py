@@ -230,7 +230,9 @@ def judge(rows: Sequence[Row]) -> list[Check]:
     if not pairs:
         return []
     steady, budget = [one for one, _ in pairs], [other for _, other in pairs]
-    worst = max(budget, key=lambda row: abs(row.worst_sent - 1))
+    # Training that came apart did not do its steps: those that are called off are not of the budget.
+    whole = [row for row in budget if math.inf not in row.losses] or budget
+    worst = max(whole, key=lambda row: abs(row.worst_sent - 1))
     checks = [
         Check(
             f"steady: every step after the first within {CLOSE:.0%} of the target, everywhere",
@@ -239,7 +241,7 @@ def judge(rows: Sequence[Row]) -> list[Check]:
             all(row.within_5pct == 1 for row in steady),
         ),
         Check(
-            f"budget: the total within {TOLERANCE:.0%}, everywhere, with every seed",
+            f"budget: the total within {TOLERANCE:.0%}, wherever training did not come apart, with every seed",
             f"farthest {worst.worst_sent:.4f} ({_cell(worst)})",
             abs(worst.worst_sent - 1) <= TOLERANCE,
         ),
