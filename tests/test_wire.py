@@ -39,6 +39,15 @@ def test_a_part_of_what_was_rounded_is_not_rounded_again(
     assert torch.equal(rounded(part, wire), part)
 
 
+def test_what_is_rounded_up_to_a_power_of_two_is_not_rounded_again() -> None:
+    """A second rounding would see a larger number, and would leave less room for small ones."""
+    once = rounded(torch.tensor([255.0, 3 * 2.0**-9]), FP8)
+    assert torch.equal(rounded(once, FP8), once)
+    for largest in torch.linspace(1, 2, 513):
+        once = rounded(torch.cat([largest[None], 2.0 ** -torch.arange(20.0)]), FP8)
+        assert torch.equal(rounded(once, FP8), once), f"largest {largest}"
+
+
 @pytest.mark.parametrize("values", sorted(VALUES))
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_lengths_are_known_beforehand(values: str, count: int) -> None:

@@ -16,6 +16,7 @@ VALUES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": FP8}
 
 _TOP = 8  # the largest of a message lies between 2**7 and 2**8
 _BIAS = 127
+_ROUNDED_UP = 31 / 32  # from here on, four bits of a mantissa become 1
 
 
 def encode(values: Tensor, wire: torch.dtype) -> Tensor:
@@ -24,7 +25,9 @@ def encode(values: Tensor, wire: torch.dtype) -> Tensor:
         return values.to(wire)
     finite = values.isfinite()
     largest = pad(values.abs().where(finite, 0), (0, 1)).amax(-1, keepdim=True)  # of an empty row: 0
-    shift = (_TOP - torch.frexp(largest).exponent).clamp(max=_BIAS)
+    mantissa, exponent = torch.frexp(largest)
+    # What will be rounded up to a power of two counts as that: or else a second rounding would shift by one less.
+    shift = (_TOP - exponent - (mantissa >= _ROUNDED_UP).int()).clamp(max=_BIAS)
     scaled = torch.ldexp(values, shift).where(finite, math.nan)
     return torch.cat([(shift + _BIAS).to(torch.uint8), scaled.to(FP8).view(torch.uint8)], -1)
 

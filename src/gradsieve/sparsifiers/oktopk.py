@@ -91,7 +91,9 @@ class OkTopk(Sparsifier):
 
         counted = torch.isin(picked, everyone.indices, assume_unique=True)
         acc[picked[counted]] -= sent.values[counted]
-        acc[told.indices] += sums[kept] - told.values
+        # Not `told.values`: beside larger ones of other workers they may have been rounded once more.
+        arrived = everyone.values[torch.searchsorted(everyone.indices, told.indices)]
+        acc[told.indices] += sums[kept] - arrived.to(acc.dtype)
         self._evaluated = threshold, bounds
         self._misfit = not _fits(sum(found), step.k)
         return Exchanged(everyone.indices, everyone.values.to(acc.dtype) / step.world_size, counts, finite)
