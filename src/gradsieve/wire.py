@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 FP8 = torch.float8_e4m3fn  # to 448, in steps of an eighth of a power of two; no infinity, but a NaN
 VALUES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": FP8}
 
-_TOP = 8  # the largest of a message lies between 2**7 and 2**8
+_TOP = 8  # the largest of a message, once rounded, lies between 2**7 and 2**8
 _BIAS = 127
 _ROUNDED_UP = 31 / 32  # from here on, four bits of a mantissa become 1
 

@@ -146,7 +146,7 @@ class Budget:
         if self._norms is None:
             return None
         energy = float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
-        return min(energy, LARGEST) if energy == energy else 0.0  # not a number: the step will be called off
+        return 0.0 if math.isnan(energy) else min(energy, LARGEST)  # not a number: the step will be called off
 
     def level(self, step: Step) -> float:
         level, _, _, last, *energies = self.state

@@ -28,7 +28,6 @@ WARM_UP = 8  # first steps without a cut: residuals grow so fast that most of th
 CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
 FORGET = 0.9  # what is left of a large change after a step
 FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
-_FLOAT32 = 4  # bytes
 LARGEST_SHARE = 16  # more than this part of the vector, 1/16, only if k itself asks for it
 
 
@@ -73,8 +72,8 @@ class MeasuredThreshold:
             message = torch.cat([message, torch.tensor([energy], dtype=torch.float32).view(torch.uint8)])
         rows = torch.cat((yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size))).cpu()
         if energy is not None:
-            rows, told = rows[:, :-_FLOAT32], rows[:, -_FLOAT32:].flatten().clone()
-            energy = float(told.view(torch.float32).double().mean())
+            rows, told = rows.split([len(message) - torch.float32.itemsize, torch.float32.itemsize], 1)
+            energy = float(told.flatten().clone().view(torch.float32).double().mean())
         table = Table(rows, kind)
         count = self.spending.count(table, step, energy)
         bin = table.bin_with(count)
