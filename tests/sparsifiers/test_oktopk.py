@@ -236,3 +236,19 @@ def test_bad_options(option: str) -> None:
     for value, error, words in cases:
         with pytest.raises(error, match=words):
             Group("oktopk", 0.1, 1, **{option: value})
+
+
+def test_nothing_is_lost_where_small_sums_travel_beside_large_ones() -> None:
+    """What is told in eight bits goes by way of another worker, who rounds it once more, beside larger numbers."""
+    n, workers = 384, 9
+    group = Group("oktopk", 0.11257765777147055, workers, values="fp8")
+    for step in range(3):
+        makers = [torch.Generator().manual_seed(430623 + 10 * step + rank) for rank in range(workers)]
+        grads = [torch.randn(n, generator=maker) for maker in makers]
+        for grad in grads:
+            grad[:31] *= 2.0**15
+            grad[207:] *= 1 - step % 2
+        accs = torch.stack(group.accumulators(grads)).double()
+        update = group.step(grads)[0]
+        after = workers * update.double() + torch.stack(group.residuals(n)).double().sum(0)
+        assert ((accs.sum(0) - after).abs() <= workers * accs.abs().max(0).values * 2**-22).all(), f"step {step}"
