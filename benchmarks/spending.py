@@ -1,6 +1,6 @@
 """Other constants of the budget's rule: total error and metric against steady's, as density-control has them.
 
-    GRADSIEVE_DATA=... python benchmarks/spending.py --case mlp --case ncf HEAD_START=1.5 EARLY_RISE=1
+    GRADSIEVE_DATA=... python benchmarks/spending.py --case mlp --case ncf HEAD_START=1.5 EARLY_RISE=0.05
     GRADSIEVE_DATA=... python benchmarks/spending.py --first 10
 
 The second says how the rule as it is does with seeds on which it was not chosen. Constants are those of

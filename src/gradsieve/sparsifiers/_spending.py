@@ -13,15 +13,15 @@ from gradsieve.sparsifiers._table import Table
 KNOWN = ("steady", "budget", "fixed")
 
 WARM_UP = 8  # first steps, in which no level is known
-HEAD_START = 1.2  # the first level, as a multiple of the threshold of the last of these: above it is a surge
-EARLY = 0.1  # the part of the run in which the level rises slowly, so that a surge of gradients is sent at once
-EARLY_RISE = 1.8  # by how much its logarithm may rise in that part
-LATE_RISE = 0.3  # and in any later step
+HEAD_START = 1.1  # the first level, as a multiple of the threshold of the last of these
+EARLY = 0.1  # the part of the run in which what is above the level is a surge of gradients, and sent at once
+EARLY_RISE = 0.0375  # of the level's logarithm in a step of that part: residuals fill, also without a surge
+LATE_RISE = 0.3  # by how much it may rise in a later step
 FALL = 0.25  # by how much it may fall in a later step, or by which part of the way to powers of ten below
 SMOOTH = 0.8  # what is left of a step's energy in the recent mean after each further step
 RESERVE = 0.75  # of the density: so much a surge leaves for every step to come
 HASTE = 0.8  # by how much more than its equal share of the rest a step gets after a surge
-AHEAD = 0.2  # of the budget: a surge that took so much calls for all of that haste, a smaller one for less
+SURGE = 10.0  # times the energy of the first steps: so large a surge calls for all of that haste
 LEAST = 0.1  # of the mean: so much is sent in any later step, and in an early one the mean
 PIECE = 2**20  # elements of which the norm is taken at once
 LARGEST = 2.0**127  # energy that is told to others: float32 has room for it
@@ -114,24 +114,23 @@ class Budget:
     them pass.
 
     Everything follows from the *mean*, what a step may send: an equal share of what is left of the budget. The
-    level moves towards the threshold that would send just the mean now. In the first tenth of the run it only
-    rises, and slowly: the mean is sent, and what lies above the level if that is more and gradients *surge*, that
-    is, are no smaller than in the first steps, but for chance. So the surge with which many trainings begin is
-    sent as it comes, instead of lying in residuals for hundreds of steps. Where gradients do not surge and
-    thresholds rise all the same, because residuals fill, they go on rising, and haste gains nothing. Later the
-    level follows at once, but for bursts: nobody knows whether gradients that grow will shrink again. But those
-    that surged will: after that, steps get more than an equal share, and the last ones less.
+    level is the threshold. In the first tenth of the run it rises as thresholds do while residuals fill: the mean
+    is sent, and what lies above the level if that is more and gradients *surge*, that is, are no smaller than in
+    the first steps, but for chance. So the surge with which many trainings begin is sent as it comes, instead of
+    lying in residuals for hundreds of steps. Later the level moves towards what would send just the mean now, and
+    is there at once, but for bursts: nobody knows whether gradients that grow will shrink again. But those that
+    surged will: after that, steps get more than an equal share, and the last ones less.
 
-    The state is [level, owed, total steps, last, first, squares, recent]: owed is how many elements fewer than k a
-    step were sent so far; last is the threshold that would have sent the mean in the last step; the others are
-    about the gradients' energy, the mean over workers of squared norms: its mean over the first steps, the mean of
-    its square over them, and its recent mean.
+    The state is [level, owed, total steps, last, first, squares, recent, peak]: owed is how many elements fewer
+    than k a step were sent so far; last is the threshold that would have sent the mean in the last step; the others
+    are about the gradients' energy, the mean over workers of squared norms: its mean over the first steps, the mean
+    of its square over them, its recent mean, and the largest that this was in a surge.
     """
 
     def __init__(self, total_steps: int, ceiling: float) -> None:
         self.ceiling = ceiling
-        self.state: list[float | None] = [None, 0, total_steps, None, None, None, None]
-        self._next: list[float | None] = [None] * 5  # the state but for owed and total steps
+        self.state: list[float | None] = [None, 0, total_steps, None, None, None, None, None]
+        self._next: list[float | None] = [None] * 6  # the state but for owed and total steps
         self._norms: list[Tensor] | None = None
 
     def begin(self, step: Step) -> None:
@@ -149,17 +148,16 @@ class Budget:
         return 0.0 if math.isnan(energy) else min(energy, LARGEST)  # not a number: the step will be called off
 
     def level(self, step: Step) -> float:
-        level, _, _, last, *energies = self.state
+        level, _, _, last, *energies, _ = self.state
         if level is None or last is None or level >= last:  # it is seen anyway
             return math.inf
         if step.index < self._early and not _surges(*energies):
             return math.inf
-        return level * math.exp(self._rise(step))
+        return self._highest(level, step)
 
     def mean(self, step: Step) -> float:
-        left, ahead = self._left(step), max(0, -self._owed) / (step.k * self._total)
-        haste = 0.0 if step.index < self._early else HASTE * self._free(step) * min(1.0, ahead / AHEAD)
-        return max(0.0, (left * step.k + self._owed) / left) * (1 + haste)
+        share = max(0.0, step.k + self._owed / self._left(step))
+        return share if step.index < self._early else share * (1 + self._haste * self._free(step))
 
     def wanted(self, step: Step) -> int:
         return max(1, math.ceil(self.mean(step)))
@@ -168,13 +166,16 @@ class Budget:
         mean, level = self.mean(step), self.state[0]
         energies = self._felt(energy, step)
         if level is None or step.index < WARM_UP:
-            self._next = [HEAD_START * table.edge(table.bin_with(step.k)) or None, None, *energies]
+            self._next = [HEAD_START * table.edge(table.bin_with(step.k)) or None, None, *energies, None]
             return min(step.k, self._affordable(step))
         early, surge = step.index < self._early, _surges(*energies)
         now = table.edge(table.bin_with(max(1, round(mean))))
         moved = self._moved(level, now, surge, step)
-        self._next = [moved, now, *energies]
         passing = mean if moved == now or (early and not surge) else table.above(table.bin_of(moved))
+        peak = self.state[7]
+        if early and passing > mean:
+            peak = max(peak or 0.0, energies[2] or 0.0)
+        self._next = [moved, now, *energies, peak]
         free = self._free(step)
         least = mean if early else mean * (1 - free * (1 - LEAST))
         most = max(mean, min(self._affordable(step), mean * (1 + free * (self.ceiling - 1))))
@@ -182,7 +183,7 @@ class Budget:
 
     def _felt(self, energy: float | None, step: Step) -> list[float | None]:
         """The gradients' energies after this step, as the state has them."""
-        first, squares, recent = self.state[4:]
+        first, squares, recent = self.state[4:7]
         if energy is None:
             return [first, squares, recent]
         if first is None or squares is None or recent is None:
@@ -193,11 +194,11 @@ class Budget:
         return [first, squares, SMOOTH * recent + (1 - SMOOTH) * energy]
 
     def _moved(self, level: float, now: float, surge: bool, step: Step) -> float:
-        """The level after this step, on its way to the threshold that sends the mean now."""
-        highest = level * math.exp(self._rise(step))
+        """The level after this step; later than early on its way to the threshold that sends the mean now."""
+        highest = self._highest(level, step)
         if step.index < self._early:
-            return min(max(now, level), highest)
-        if now and step.index < self._early + 1:  # held until now, and maybe far away from what there is
+            return highest
+        if now and step.index < self._early + 1:  # it rose until now, and is maybe far away from what there is
             return min(now, highest) if surge else now
         fall = FALL * max(1.0, math.log(level / now) if now else 0.0)
         return min(max(now, level * math.exp(-fall)), highest)
@@ -207,12 +208,18 @@ class Budget:
         self.state = [level, self._owed + step.k - selected, self._total, *felt]
 
     def rescale(self, factor: float) -> None:
-        factors = (factor, 1, 1, factor, factor**2, factor**4, factor**2)
+        factors = (factor, 1, 1, factor, factor**2, factor**4, factor**2, factor**2)
         self.state = [None if x is None else x * y for x, y in zip(self.state, factors, strict=True)]
 
-    def _rise(self, step: Step) -> float:
-        """By how much the level's logarithm may rise in this step."""
-        return EARLY_RISE / self._early if step.index < self._early else LATE_RISE
+    @property
+    def _haste(self) -> float:
+        """By how much more than an equal share later steps get, by how far gradients surged."""
+        first, peak = self.state[4], self.state[7]
+        return HASTE * min(1.0, max(0.0, (peak / first - 1) / (SURGE - 1))) if first and peak else 0.0
+
+    def _highest(self, level: float, step: Step) -> float:
+        """Where the level gets in this early step, or how high it may get in this later one."""
+        return level * math.exp(EARLY_RISE if step.index < self._early else LATE_RISE)
 
     def _affordable(self, step: Step) -> int:
         """What leaves the reserve for all later steps."""
