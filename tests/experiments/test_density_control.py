@@ -25,7 +25,9 @@ from gradsieve.experiments.reproduce.density_control import (
 )
 from gradsieve.experiments.reproduce.shelf import Shelf
 from gradsieve.experiments.running import Stop
+from gradsieve.sparsifiers import _spending
 from gradsieve.tasks.base import Metric
+from helpers import load
 
 GOOD = Row(
     case="mlp",
@@ -140,3 +142,32 @@ def test_it_runs_and_tunes_the_constant_threshold(tmp_path: Path, monkeypatch: p
     assert sent[CONSTANT] == pytest.approx(sent[STEADY], rel=0.1)
     assert sent[FP8] == pytest.approx(2.65, rel=0.05)
     assert sent[DENSE] == pytest.approx(1000, rel=0.05)
+
+
+def test_other_constants_of_the_rule_are_judged_by_the_same_criteria(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
+    monkeypatch.setattr(density_control, "FULL", (120, range(1)))
+    monkeypatch.setitem(CASES, "ncf", replace(CASES["ncf"], width=0.25))
+    monkeypatch.setattr(_spending, "LATE_RISE", _spending.LATE_RISE)  # so that it is put back
+    script = load("benchmarks/spending.py")
+    monkeypatch.setattr("sys.argv", ["spending.py", "--case", "ncf", "--out", str(tmp_path), "LATE_RISE=0.01"])
+    script.main()
+    assert _spending.LATE_RISE == 0.01
+    error, metric = capsys.readouterr().out.splitlines()
+    assert error.startswith("ncf: total error of budget at most 1x steady's: ")
+    assert metric.startswith("ncf: hit rate@10 with budget not worse: ")
+    assert not [run for run in (tmp_path / "runs").iterdir() if "budget" in run.name], "it must be made anew"
+
+
+@pytest.mark.parametrize("constant", ["HASTE", "HASTE=much", "WARM_UP=3", "NOBODY=1"])
+def test_what_is_no_constant_of_the_rule_is_refused(
+    constant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["spending.py", constant])
+    with pytest.raises(SystemExit) as refused:
+        load("benchmarks/spending.py").main()
+    assert refused.value.code == 2
+    words = f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got {constant}"
+    assert words in capsys.readouterr().err
