@@ -2,8 +2,9 @@
 
     GRADSIEVE_DATA=... python benchmarks/spending.py --case mlp --case ncf HEAD_START=1.5 EARLY_RISE=0.05
     GRADSIEVE_DATA=... python benchmarks/spending.py --first 10
+    GRADSIEVE_DATA=... python benchmarks/spending.py --steps 1920 --seeds 2
 
-The second says how the rule as it is does with seeds on which it was not chosen. Constants are those of
+The others say how the rule as it is does with seeds or lengths on which it was not chosen. Constants are those of
 `gradsieve.sparsifiers._spending`. Runs of steady are kept in --out, those of the rule not.
 """
 
@@ -50,12 +51,14 @@ def main() -> None:
     arguments.add_argument("constants", nargs="*", metavar="NAME=NUMBER")
     arguments.add_argument("--case", action="append", choices=CASES, help="may be repeated; default: all")
     arguments.add_argument("--first", type=int, default=0, help="the first seed; default: 0")
+    steps, seeds = density_control.FULL
+    arguments.add_argument("--seeds", type=int, default=len(seeds), help="how many, at most; default: %(default)s")
+    arguments.add_argument("--steps", type=int, default=steps, help="default: %(default)s")
     arguments.add_argument("--out", type=Path, default=Path("benchmarks/reproduction"))
     chosen = arguments.parse_args()
     change(chosen.constants, arguments.error)
     shelf = Trials(chosen.out, False, lambda progress: None, Stop())
-    steps, seeds = density_control.FULL
-    density_control.FULL = (steps, range(chosen.first, chosen.first + len(seeds)))
+    density_control.FULL = (chosen.steps, range(chosen.first, chosen.first + chosen.seeds))
     for name in chosen.case or CASES:
         case = CASES[name]
         CASES[name] = replace(case, grid=(), methods=(STEADY, BUDGET), seeds=chosen.first + case.seeds)

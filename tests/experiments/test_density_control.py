@@ -148,16 +148,18 @@ def test_other_constants_of_the_rule_are_judged_by_the_same_criteria(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
-    monkeypatch.setattr(density_control, "FULL", (120, range(1)))
+    monkeypatch.setattr(density_control, "FULL", density_control.FULL)  # so that it is put back
     monkeypatch.setitem(CASES, "ncf", replace(CASES["ncf"], width=0.25))
-    monkeypatch.setattr(_spending, "LATE_RISE", _spending.LATE_RISE)  # so that it is put back
+    monkeypatch.setattr(_spending, "LATE_RISE", _spending.LATE_RISE)
     script = load("benchmarks/spending.py")
-    monkeypatch.setattr("sys.argv", ["spending.py", "--case", "ncf", "--out", str(tmp_path), "LATE_RISE=0.01"])
+    options = ["--case", "ncf", "--seeds", "1", "--steps", "120", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["spending.py", *options, "LATE_RISE=0.01"])
     script.main()
     assert _spending.LATE_RISE == 0.01
     error, metric = capsys.readouterr().out.splitlines()
     assert error.startswith("ncf: total error of budget at most 1x steady's: ")
     assert metric.startswith("ncf: hit rate@10 with budget not worse: ")
+    assert metric.endswith("one seed")
     assert not [run for run in (tmp_path / "runs").iterdir() if "budget" in run.name], "it must be made anew"
 
 
