@@ -67,6 +67,19 @@ def test_a_small_surge_calls_for_little_haste() -> None:
     assert sum(sent) == pytest.approx(300 * K, rel=0.02)
 
 
+def test_what_is_a_surge_does_not_depend_on_the_length_of_the_run() -> None:
+    def sent(total: int) -> list[int]:
+        group, counts = budget(total), []
+        for step in range(40):
+            group.step([grad * (2.0 if step >= 10 else 1.0) for grad in gradients("normal", N, 2, step)])
+            counts.append(group.reports[0].union)
+        return counts
+
+    usual, long = sent(480), sent(4_800)
+    assert sum(long) > 1.5 * 40 * K
+    assert max(abs(one - other) for one, other in zip(usual, long, strict=True)) <= 1, "but for the mean"
+
+
 @pytest.mark.parametrize("shrinks", [0.9, 0.97])
 def test_without_a_surge_the_beginning_is_steady(shrinks: float) -> None:
     """In the first tenth nothing is saved either; what was held till then is let go at once."""

@@ -194,7 +194,7 @@ class Budget:
         return [first, squares, SMOOTH * recent + (1 - SMOOTH) * energy]
 
     def _moved(self, level: float, now: float, surge: bool, step: Step) -> float:
-        """The level after this step; later than early on its way to the threshold that sends the mean now."""
+        """The level after this step: an early one lifts it, later ones bring it to what sends the mean now."""
         highest = self._highest(level, step)
         if step.index < self._early:
             return highest
