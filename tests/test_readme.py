@@ -70,6 +70,16 @@ dist.destroy_process_group()
 """
 
 
+# How torch ends some scripts on an overloaded machine, also without this package: docs/ddp.md.
+TORCHS_CRASH = "terminate called without an active exception"
+
+
+def torchrun(path: Path) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command = [sys.executable, *launcher, "--rdzv-endpoint", "localhost:0", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 def test_the_diff_applies_to_a_minimal_ddp_script(tmp_path: Path) -> None:
     """The line that the README adds, behind the line that it shows before it, and nothing else but the import."""
     diff = re.search(r"```diff\n(.*?)```", TEXT, re.DOTALL)
@@ -79,13 +89,10 @@ def test_the_diff_applies_to_a_minimal_ddp_script(tmp_path: Path) -> None:
     script = MINIMAL.replace(f"    {before}\n", f"    {before}\n    {added}\n")
     path = tmp_path / "minimal.py"
     path.write_text("import gradsieve\n" + script)
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "--rdzv-endpoint", "localhost:0", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    for _ in range(3):
+        done = torchrun(path)
+        if TORCHS_CRASH not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert "rank 0 done" in done.stdout
     assert "rank 1 done" in done.stdout
