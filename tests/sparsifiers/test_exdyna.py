@@ -201,3 +201,18 @@ def test_balance_follows_a_hot_layer_that_moves(world_size: int) -> None:
         changes += bounds != (bounds := group.reducers[0].sparsifier.bounds)  # type: ignore[attr-defined]
     assert sum(found) / len(found) < (1.10 if world_size < 16 else 1.15)
     assert changes < 60
+
+
+@pytest.mark.parametrize("world_size", [4, 8])
+def test_loads_are_alike_20_steps_after_the_hot_layer_moved(world_size: int) -> None:
+    n = 100_000
+    group, generator, found = Group("exdyna", 0.1, world_size), torch.Generator().manual_seed(0), []
+    for step in range(120):
+        grads = [torch.randn(n, generator=generator) for _ in range(world_size)]
+        hot = n // 10 * (2 if step < 60 else 7)
+        for grad in grads:
+            grad[hot : hot + n // 10] *= 100
+        group.step(grads)
+        found.append(group.reports[0].imbalance)
+    assert max(found[20:60] + found[80:]) <= 1.10
+    assert found[60] > 2, "it did move"
