@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from gradsieve._check import at_least
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce import density_control
 from gradsieve.experiments.reproduce.density_control import BUDGET, CASES, STEADY
@@ -57,6 +58,11 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=Path("benchmarks/reproduction"))
     chosen = arguments.parse_args()
     change(chosen.constants, arguments.error)
+    try:
+        at_least("steps", chosen.steps, 1)
+        at_least("seeds", chosen.seeds, 1)
+    except ValueError as error:
+        arguments.error(str(error))
     shelf = Trials(chosen.out, False, lambda progress: None, Stop())
     density_control.FULL = (chosen.steps, range(chosen.first, chosen.first + chosen.seeds))
     for name in chosen.case or CASES:

@@ -163,13 +163,22 @@ def test_other_constants_of_the_rule_are_judged_by_the_same_criteria(
     assert not [run for run in (tmp_path / "runs").iterdir() if "budget" in run.name], "it must be made anew"
 
 
-@pytest.mark.parametrize("constant", ["HASTE", "HASTE=much", "WARM_UP=3", "NOBODY=1"])
-def test_what_is_no_constant_of_the_rule_is_refused(
-    constant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+RULE = f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        *((constant, RULE + constant) for constant in ("HASTE", "HASTE=much", "WARM_UP=3", "NOBODY=1")),
+        ("--seeds=0", "seeds must be at least 1, got 0"),
+        ("--steps=0", "steps must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(
+    arguments: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["spending.py", constant])
+    monkeypatch.setattr("sys.argv", ["spending.py", arguments])
     with pytest.raises(SystemExit) as refused:
         load("benchmarks/spending.py").main()
     assert refused.value.code == 2
-    words = f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got {constant}"
     assert words in capsys.readouterr().err

@@ -184,8 +184,8 @@ def test_balance_follows_a_hot_layer(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [4, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_balance_follows_a_hot_layer_that_moves(world_size: int) -> None:
-    """One layer of ten is 100 times hotter, every 60 steps another. Chance alone makes 1.05 to 1.1 of 1.0 here."""
-    n, group, found, changes = 400_000, Group("exdyna", 0.01, world_size), [], 0
+    """One layer of ten is 100 times hotter, every 60 steps another: within 20 steps loads are alike again."""
+    n, group, found, changes = 400_000, Group("exdyna", 0.1, world_size), [], 0
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(n + 50_000, generator=generator)
     bounds: list[int] = []
@@ -199,20 +199,5 @@ def test_balance_follows_a_hot_layer_that_moves(world_size: int) -> None:
         if step % 60 >= 20:
             found.append(group.reports[0].imbalance)
         changes += bounds != (bounds := group.reducers[0].sparsifier.bounds)  # type: ignore[attr-defined]
-    assert sum(found) / len(found) < (1.10 if world_size < 16 else 1.15)
+    assert max(found) < (1.10 if world_size < 16 else 1.15)
     assert changes < 60
-
-
-@pytest.mark.parametrize("world_size", [4, 8])
-def test_loads_are_alike_20_steps_after_the_hot_layer_moved(world_size: int) -> None:
-    n = 100_000
-    group, generator, found = Group("exdyna", 0.1, world_size), torch.Generator().manual_seed(0), []
-    for step in range(120):
-        grads = [torch.randn(n, generator=generator) for _ in range(world_size)]
-        hot = n // 10 * (2 if step < 60 else 7)
-        for grad in grads:
-            grad[hot : hot + n // 10] *= 100
-        group.step(grads)
-        found.append(group.reports[0].imbalance)
-    assert max(found[20:60] + found[80:]) <= 1.10
-    assert found[60] > 2, "it did move"
