@@ -9,6 +9,7 @@ from gradsieve.exchange import Exchanged
 from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import ReplicasDiffer
 from gradsieve.schedules import dgc_warm_up
+from gradsieve.share import NonFiniteWeights, ShareReport, ShareSieve, share
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, Window, make_sparsifier
 from gradsieve.steps import StepReport
 from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
@@ -22,9 +23,12 @@ __all__ = [
     "CheckpointError",
     "Exchanged",
     "Meter",
+    "NonFiniteWeights",
     "ProcessGroupWorld",
     "Program",
     "ReplicasDiffer",
+    "ShareReport",
+    "ShareSieve",
     "Sieve",
     "SparseReducer",
     "Sparsifier",
@@ -37,5 +41,6 @@ __all__ = [
     "analysis",
     "dgc_warm_up",
     "make_sparsifier",
+    "share",
     "sparsify",
 ]

@@ -77,8 +77,8 @@ def save(
 def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Program[dict[str, Any]]:
     """This rank's state from the last checkpoint, with `extra`; `resized` says if the number of ranks changed.
 
-    From n ranks to m: `sum(residuals')/m == sum(residuals)/n`, and so for all that a sparsifier keeps for every
-    element of the gradient.
+    From n ranks to m: `sum(residuals')/m == sum(residuals)/n`, and so for every other vector of that length, such
+    as weights.
     """
     error, state = "", {}
     try:
@@ -142,10 +142,10 @@ def _read(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> di
     same = world_size == own["world_size"]
     state = _read_part(place, f"rank-{own['rank'] % world_size}", manifest)
     if not same:
-        state["residual"] = _mean(place, manifest, "residual")
-        for key, value in state.get("state", {}).items():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.shape == (manifest["n"],):
-                state["state"][key] = _mean(place, manifest, f"state.{key}")
+        for part, prefix in ((state, ""), (state.get("state", {}), "state.")):
+            for key, value in part.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == (manifest["n"],):
+                    part[key] = _mean(place, manifest, prefix + key).to(value.dtype)
     facts = {"rank": own["rank"], "world_size": own["world_size"], "resized": not same}
     extra = _read_part(place, "extra", manifest) if "extra.json" in manifest["files"] else {}
     return {**state, **facts, "extra": extra}
@@ -166,7 +166,7 @@ def _mean(place: Path, manifest: dict[str, Any], name: str) -> Tensor:
     for rank in range(manifest["world_size"]):
         with _opened(place, f"rank-{rank}", manifest) as tensors:
             total += tensors.get_tensor(name)
-    mean: Tensor = (total / manifest["world_size"]).float()
+    mean: Tensor = total / manifest["world_size"]
     return mean
 
 

@@ -54,7 +54,7 @@ def union(
     acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, counts: Sequence[int] | None = None
 ) -> Program[Exchanged]:
     """Everybody's values wherever anybody picked: the union grows with the workers (gradient build-up)."""
-    shared = yield from _share(picked, step, counts)
+    shared = yield from share_positions(picked, step, counts)
     indices = _merged(torch.cat(shared), len(acc))
     return (yield from _reduce(acc, indices, pulse, [len(part) for part in shared]))
 
@@ -68,7 +68,7 @@ def disjoint(
     spans: Sequence[Span] | None = None,
 ) -> Program[Exchanged]:
     """As `union`, where picks of different workers never overlap: nothing to sort, nothing to merge."""
-    shared = yield from _share(picked, step, counts, spans)
+    shared = yield from share_positions(picked, step, counts, spans)
     return (yield from _reduce(acc, torch.cat(shared), pulse, [len(part) for part in shared]))
 
 
@@ -76,7 +76,7 @@ def own_index(
     acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, counts: Sequence[int] | None = None
 ) -> Program[Exchanged]:
     """Each worker sends its own picks with its own values; what others picked stays in its residual."""
-    shared = yield from _share(picked, step, counts)
+    shared = yield from share_positions(picked, step, counts)
     lengths = [len(part) for part in shared]
     values, wire = ops.gather_clear_(acc, picked), pulse.dtype
     message = encode(torch.cat([values, pulse.to(acc.dtype)]), wire)
@@ -109,17 +109,19 @@ def leader(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, root: int) ->
 
 def agreed(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     """All workers picked the same positions without talking: only values travel."""
-    return (yield from _reduce(acc, picked, pulse, _even(len(picked), step.world_size)))
+    return (yield from _reduce(acc, picked, pulse, even_shares(len(picked), step.world_size)))
 
 
 def dense(acc: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     """Everything is sent. The mean is left in the accumulator itself, so that no copy of it is needed."""
     acc[:1] += pulse.to(acc.dtype)
     total = yield AllReduce("values", acc)
-    return Exchanged(None, total.div_(step.world_size), _even(len(acc), step.world_size), ops.all_finite(total))
+    return Exchanged(
+        None, total.div_(step.world_size), even_shares(len(acc), step.world_size), ops.all_finite(total)
+    )
 
 
-def _share(
+def share_positions(
     picked: Tensor,
     step: Step,
     counts: Sequence[int] | None,
@@ -155,6 +157,6 @@ def _reduce(acc: Tensor, indices: Tensor, pulse: Tensor, counts: list[int]) -> P
     return Exchanged(indices, total[:-1] / len(counts), counts, ops.all_finite(total))
 
 
-def _even(total: int, world_size: int) -> list[int]:
+def even_shares(total: int, world_size: int) -> list[int]:
     """Shares as equal as can be, for exchanges in which nobody picks more than the others."""
     return [(rank + 1) * total // world_size - rank * total // world_size for rank in range(world_size)]

@@ -228,7 +228,7 @@ class SparseReducer:
         """This worker's whole state: plain numbers, strings, lists and tensors."""
         return {
             "version": STATE_VERSION,
-            "sparsifier": _name_of(self.sparsifier),
+            "sparsifier": name_of(self.sparsifier),
             "options": self.sparsifier.lasting_options(),
             "density": self.density,
             "rank": self.rank,
@@ -303,8 +303,8 @@ class SparseReducer:
     def _settings(self) -> dict[str, Any]:
         return {
             "gradsieve": __version__,
-            "sparsifier": _name_of(self.sparsifier),
-            **{f"{_name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
+            "sparsifier": name_of(self.sparsifier),
+            **{f"{name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
             "density": self.density,
             "values": self.values,
             "n": len(self.residual),
@@ -342,7 +342,8 @@ def _write_(out: Tensor, sent: Exchanged) -> None:
         ops.scatter_update_(out, sent.indices, sent.values)
 
 
-def _name_of(sparsifier: Sparsifier) -> str:
+def name_of(sparsifier: Sparsifier) -> str:
+    """Its name in `SPARSIFIERS`, or that of its class."""
     names = (name for name, known in SPARSIFIERS.items() if type(sparsifier) is known)
     return next(names, type(sparsifier).__name__)
 

@@ -238,6 +238,10 @@ def _samples(name: str) -> list[tuple[tuple[object, ...], dict[str, object]]]:
             ((x.clone(), x, 1.0, 0, 5), {"backup": torch.zeros(5), "finite": torch.tensor(True)}),
         ],
         "log_histogram": [((x, 0, 5), {})],
+        "drift_select": [
+            ((x, x + 1, 0.5, 0, 5), {}),
+            ((x, x.bfloat16(), 0.5, 1, 4), {"counts": torch.zeros(ops.BINS, dtype=torch.int64)}),
+        ],
         "all_finite": [((x,), {})],
         "gather_clear_": [((x.clone(), indices), {})],
         "scatter_update_": [

@@ -7,8 +7,8 @@ bfloat16. Functions whose name ends in `_` change their first argument.
 import torch
 from torch import Tensor
 
-from gradsieve.ops import cpu, reference
-from gradsieve.ops.cpu import warm_up
+from gradsieve.ops import cpu, cpu_drift, reference
+from gradsieve.ops.reference import drift
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "all_finite",
     "bin_edge",
     "bin_of",
+    "drift",
+    "drift_select",
     "gather_clear_",
     "log_histogram",
     "pack_sorted",
@@ -30,7 +32,13 @@ __all__ = [
 
 GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-_REGISTERED = (reference, cpu)  # importing them did it
+_REGISTERED = (reference, cpu, cpu_drift)  # importing them did it
+
+
+def warm_up() -> None:
+    """Call every kernel once: Numba compiles it on a machine's first call, and loads it on a process's first."""
+    cpu.warm_up()
+    cpu_drift.warm_up()
 
 
 def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None = None) -> Tensor:
@@ -93,6 +101,35 @@ def log_histogram(x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
     _check_range(x, start, stop)
     counts: Tensor = torch.ops.gradsieve.log_histogram(x, start, stop)
     return counts
+
+
+def drift_select(
+    shared: Tensor,
+    weights: Tensor,
+    threshold: float,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, int]:
+    """What `select_above` finds in `drift(shared, weights)`, in one pass and without making that vector.
+
+    Returns the positions, the drift at them, and the first position whose drift is not finite, or -1; such a drift
+    counts as zero. `counts`, of `BINS` int64, is increased by the drift's `log_histogram`.
+
+    >>> drift_select(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 2.5]), 0.5)
+    (tensor([1, 2]), tensor([-2.0000,  0.5000]), -1)
+    """
+    stop = shared.numel() if stop is None else stop
+    _check_vector("shared", shared, (torch.float32, torch.float64))
+    _check_vector("weights", weights, GRAD_DTYPES)
+    _check_range(shared, start, stop)
+    if shared.shape != weights.shape:
+        raise ValueError(f"weights must have shared's shape {tuple(shared.shape)}, got {tuple(weights.shape)}")
+    positions, values, bad = torch.ops.gradsieve.drift_select(
+        shared, weights, threshold, start, stop, counts=counts
+    )
+    return positions, values, int(bad)
 
 
 def bin_edge(index: int) -> float:

@@ -24,17 +24,17 @@ from gradsieve.ops import reference
 from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts
 
 _BLOCK = 64
-_MAGNITUDE = np.int32(0x7FFFFFFF)
+MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
-_LARGEST = np.int32(0x7F7FFFFF)  # of all finite magnitudes
-_TILE = 4096  # elements summed before they are looked at: residual and gradient both fit the first cache
-_CHUNK = 1 << 16  # elements converted at a time where a gradient is not float32: stays in the cache
+LARGEST = np.int32(0x7F7FFFFF)  # of all finite magnitudes
+TILE = 4096  # elements summed before they are looked at: residual and gradient both fit the first cache
+CHUNK = 1 << 16  # elements converted at a time where a gradient is not float32: stays in the cache
 
 Array = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _kernel(function: F) -> F:
+def kernel(function: F) -> F:
     """Compile for this CPU on the first call, keep the machine code on disk, run without the GIL.
 
     Sums may be reordered, so that they vectorise; the only ones are of zeros, in search of a NaN.
@@ -54,8 +54,8 @@ def _trailing_zeros_code(typing_context: Any, word: Any) -> tuple[Any, Any]:
 _trailing_zeros: Any = intrinsic(_trailing_zeros_code)
 
 
-@_kernel
-def _select(bits: Array, bar: np.int32, start: int, stop: int, out: Array, count: int) -> tuple[int, int]:
+@kernel
+def select(bits: Array, bar: np.int32, start: int, stop: int, out: Array, count: int) -> tuple[int, int]:
     """Fill `out` from position `start` on; returns the new count and where to go on when `out` is full."""
     below = np.int32(bar - 1)
     blocks = (stop - start) // _BLOCK
@@ -66,38 +66,38 @@ def _select(bits: Array, bar: np.int32, start: int, stop: int, out: Array, count
         block = bits[position : position + _BLOCK]
         hit = np.int32(0)
         for j in range(_BLOCK):
-            hit = np.int32(hit | np.int32(below - (block[j] & _MAGNITUDE)))
+            hit = np.int32(hit | np.int32(below - (block[j] & MAGNITUDE)))
         if hit < 0:
             for first in range(0, _BLOCK, 32):
                 word = np.uint32(0)
                 for j in range(32):
-                    verdict = np.uint32(np.int32(below - (block[first + j] & _MAGNITUDE))) >> np.uint32(31)
+                    verdict = np.uint32(np.int32(below - (block[first + j] & MAGNITUDE))) >> np.uint32(31)
                     word = np.uint32(word | np.uint32(np.uint32(verdict) << np.uint32(j)))
                 while word != 0:
                     place = first + np.int64(_trailing_zeros(word))
                     out[count] = position + place
-                    count += (block[place] & _MAGNITUDE) <= _INFINITY
+                    count += (block[place] & MAGNITUDE) <= _INFINITY
                     word = np.uint32(word & np.uint32(word - np.uint32(1)))
     position = start + blocks * _BLOCK
     if count + stop - position > out.size:
         return count, position
     for j in range(position, stop):
-        magnitude = bits[j] & _MAGNITUDE
+        magnitude = bits[j] & MAGNITUDE
         if magnitude >= bar and magnitude <= _INFINITY:
             out[count] = j
             count += 1
     return count, stop
 
 
-@_kernel
+@kernel
 def _any_non_finite(bits: Array) -> bool:
     bad = np.int32(0)
     for j in range(bits.size):
-        bad = np.int32(bad | np.int32(_LARGEST - (bits[j] & _MAGNITUDE)))
+        bad = np.int32(bad | np.int32(LARGEST - (bits[j] & MAGNITUDE)))
     return bool(bad < 0)
 
 
-@_kernel
+@kernel
 def _accumulate(
     residual: Array, bits: Array, grad: Array, swap: bool, bar: np.int32, start: int, stop: int, out: Array
 ) -> tuple[int, int, bool]:
@@ -109,8 +109,8 @@ def _accumulate(
     count = 0
     reached = start
     finite = True
-    for first in range(0, residual.size, _TILE):
-        last = min(first + _TILE, residual.size)
+    for first in range(0, residual.size, TILE):
+        last = min(first + TILE, residual.size)
         r = residual[first:last]
         g = grad[first:last]
         zero = np.float32(0)  # times a finite number stays zero, times any other becomes NaN
@@ -127,17 +127,17 @@ def _accumulate(
         if zero != 0:
             finite = False
         if reached >= first and reached < min(last, stop):
-            count, reached = _select(bits, bar, reached, min(last, stop), out, count)
+            count, reached = select(bits, bar, reached, min(last, stop), out, count)
     return count, reached, finite
 
 
-@_kernel
+@kernel
 def _histogram(bits: Array, counts: Array) -> None:
     for j in range(bits.size):
-        counts[(bits[j] & _MAGNITUDE) >> BIN_SHIFT] += 1
+        counts[(bits[j] & MAGNITUDE) >> BIN_SHIFT] += 1
 
 
-@_kernel
+@kernel
 def _gather_clear(x: Array, indices: Array, values: Array) -> bool:
     for j in range(indices.size):
         i = indices[j]
@@ -149,7 +149,7 @@ def _gather_clear(x: Array, indices: Array, values: Array) -> bool:
     return True
 
 
-@_kernel
+@kernel
 def _scatter(out: Array, indices: Array, values: Array) -> bool:
     for j in range(out.size):
         out[j] = 0  # compiled to a call of memset, which takes less than half the time of `out.zero_()`
@@ -161,7 +161,7 @@ def _scatter(out: Array, indices: Array, values: Array) -> bool:
     return True
 
 
-@_kernel
+@kernel
 def _pack(indices: Array, start: int, bits: int, low: Array, high: Array) -> None:
     mask = np.uint64((1 << bits) - 1)
     waiting, filled, written = np.uint64(0), 0, 0
@@ -180,7 +180,7 @@ def _pack(indices: Array, start: int, bits: int, low: Array, high: Array) -> Non
         low[written] = np.uint8(waiting & np.uint64(0xFF))
 
 
-@_kernel
+@kernel
 def _unpack(low: Array, high: Array, start: int, bits: int, out: Array) -> int:
     """Fill `out`; returns how many positions the bitmap held, which is too many or too few if it is damaged."""
     mask = np.uint64((1 << bits) - 1)
@@ -203,19 +203,19 @@ def _unpack(low: Array, high: Array, start: int, bits: int, out: Array) -> int:
     return count
 
 
-def _array(x: Tensor) -> Array:
+def as_array(x: Tensor) -> Array:
     array: Array = x.detach().numpy()
     return array
 
 
 def _bits(x: Tensor) -> Array:
-    return _array(x).view(np.int32)
+    return as_array(x).view(np.int32)
 
 
-def _bar(threshold: float) -> np.int32:
+def bar_of(threshold: float) -> np.int32:
     """The bits of the threshold, rounded to float32 as torch does when it compares a tensor with a number."""
     if math.isnan(threshold):
-        return _MAGNITUDE
+        return MAGNITUDE
     with np.errstate(over="ignore"):
         rounded = np.float32(threshold)
     return np.int32(0) if rounded <= 0 else rounded.view(np.int32)
@@ -230,7 +230,7 @@ class _Hits:
 
     def take(self, bits: Array, bar: np.int32, start: int, stop: int) -> None:
         while start < stop:
-            self.count, start = _select(bits, bar, start, stop, self.positions, self.count)
+            self.count, start = select(bits, bar, start, stop, self.positions, self.count)
             if start < stop:
                 self.positions.resize(self.positions.size * 3 // 2, refcheck=False)
 
@@ -239,17 +239,17 @@ class _Hits:
         return torch.from_numpy(self.positions)
 
 
-def _chunks(start: int, stop: int) -> Iterator[slice]:
-    for first in range(start, stop, _CHUNK):
-        yield slice(first, min(first + _CHUNK, stop))
+def chunks(start: int, stop: int) -> Iterator[slice]:
+    for first in range(start, stop, CHUNK):
+        yield slice(first, min(first + CHUNK, stop))
 
 
 def select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
     if x.dtype != torch.float32:
-        parts = [reference.select_above(x, threshold, part.start, part.stop) for part in _chunks(start, stop)]
+        parts = [reference.select_above(x, threshold, part.start, part.stop) for part in chunks(start, stop)]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
     hits = _Hits(stop - start)
-    hits.take(_bits(x), _bar(threshold), start, stop)
+    hits.take(_bits(x), bar_of(threshold), start, stop)
     return hits.tensor()
 
 
@@ -263,16 +263,16 @@ def accumulate_select_(
     backup: Tensor | None = None,
     finite: Tensor | None = None,
 ) -> Tensor:
-    sums, bits, bar, hits = _array(residual), _bits(residual), _bar(threshold), _Hits(stop - start)
+    sums, bits, bar, hits = as_array(residual), _bits(residual), bar_of(threshold), _Hits(stop - start)
     swap = backup is not None and backup.data_ptr() == grad.data_ptr()
     if grad.dtype == torch.float32 and (swap or backup is None):
-        added = _array(grad)
+        added = as_array(grad)
         hits.count, reached, clean = _accumulate(sums, bits, added, swap, bar, start, stop, hits.positions)
         hits.take(bits, bar, reached, stop)
     else:
         clean = True
-        for part in _chunks(0, residual.numel()):
-            added = _array(grad[part].to(torch.float32, copy=swap))
+        for part in chunks(0, residual.numel()):
+            added = as_array(grad[part].to(torch.float32, copy=swap))
             if backup is not None:
                 backup[part] = residual[part]
             _, _, ok = _accumulate(sums[part], bits[part], added, False, bar, 0, 0, hits.positions)
@@ -291,13 +291,13 @@ def log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
 
 def all_finite(x: Tensor) -> Tensor:
     if x.dtype != torch.float32:
-        return torch.tensor(all(bool(reference.all_finite(x[part])) for part in _chunks(0, x.numel())))
+        return torch.tensor(all(bool(reference.all_finite(x[part])) for part in chunks(0, x.numel())))
     return torch.tensor(not _any_non_finite(_bits(x)))
 
 
 def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
     values = torch.empty(indices.shape, dtype=x.dtype)
-    if not _gather_clear(_array(x), _array(indices), _array(values)):
+    if not _gather_clear(as_array(x), as_array(indices), as_array(values)):
         raise IndexError(f"indices must be in [0, {x.numel()}), got {_outside(indices, x)}")
     return values
 
@@ -305,7 +305,7 @@ def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
 def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     if out.dtype != torch.float32:
         return reference.scatter_update_(out, indices, values)
-    if not _scatter(_array(out), _array(indices), _array(values)):
+    if not _scatter(as_array(out), as_array(indices), as_array(values)):
         raise IndexError(f"indices must be in [0, {out.numel()}), got {_outside(indices, out)}")
     return None
 
@@ -316,13 +316,13 @@ def _outside(indices: Tensor, x: Tensor) -> int:
 
 def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
     low, high = (np.zeros(length, np.uint8) for length in packed_parts(len(indices), stop - start))
-    _pack(_array(indices), start, low_bits(len(indices), stop - start), low, high)
+    _pack(as_array(indices), start, low_bits(len(indices), stop - start), low, high)
     return torch.from_numpy(np.concatenate([low, high]))
 
 
 def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
     cut, _ = packed_parts(count, stop - start)
-    out, message = np.empty(count, np.int64), _array(packed)
+    out, message = np.empty(count, np.int64), as_array(packed)
     found = _unpack(message[:cut], message[cut:], start, low_bits(count, stop - start), out)
     if found != count:
         raise ValueError(f"packed must hold {count} positions, got {'fewer' if found < count else 'more'}")

@@ -34,6 +34,25 @@ def log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
     return torch.bincount(magnitudes >> BIN_SHIFT, minlength=BINS)
 
 
+def drift(shared: Tensor, weights: Tensor) -> Tensor:
+    """How far weights are from the agreed value, at the precision of the weights."""
+    wide = torch.promote_types(weights.dtype, torch.float32)
+    return (shared.to(weights.dtype).to(wide) - weights.to(wide)).float()
+
+
+def drift_select(
+    shared: Tensor, weights: Tensor, threshold: float, start: int, stop: int, *, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = drift(shared[start:stop], weights[start:stop])
+    bad = torch.where(~found.isfinite())[0]
+    first = bad[0] + start if len(bad) else bad.new_full((), -1)
+    found[bad] = 0
+    if counts is not None:
+        counts += log_histogram(found, 0, len(found))
+    positions = select_above(found, threshold, 0, len(found))
+    return positions + start, found[positions], first
+
+
 def all_finite(x: Tensor) -> Tensor:
     return x.isfinite().all()
 
@@ -82,6 +101,7 @@ _KERNELS = (
     select_above,
     accumulate_select_,
     log_histogram,
+    drift_select,
     all_finite,
     gather_clear_,
     scatter_update_,

@@ -5,6 +5,7 @@ tensors live on a CPU.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ SCHEMAS = {
         "Tensor(b!)? backup=None, Tensor(c!)? finite=None) -> Tensor"
     ),
     "log_histogram": "(Tensor x, int start, int stop) -> Tensor",
+    "drift_select": (
+        "(Tensor shared, Tensor weights, float threshold, int start, int stop, *, Tensor(a!)? counts=None) "
+        "-> (Tensor, Tensor, Tensor)"
+    ),
     "all_finite": "(Tensor x) -> Tensor",
     "gather_clear_": "(Tensor(a!) x, Tensor indices) -> Tensor",
     "scatter_update_": "(Tensor(a!) out, Tensor indices, Tensor values) -> ()",
@@ -74,6 +79,14 @@ def _fake_log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
     return x.new_empty(BINS, dtype=torch.int64)
 
 
+def _fake_drift_select(
+    shared: Tensor, weights: Tensor, threshold: float, start: int, stop: int, *, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = torch.library.get_ctx().new_dynamic_size()
+    positions = shared.new_empty(found, dtype=torch.int64)
+    return positions, shared.new_empty(found, dtype=torch.float32), shared.new_empty((), dtype=torch.int64)
+
+
 def _fake_all_finite(x: Tensor) -> Tensor:
     return x.new_empty((), dtype=torch.bool)
 
@@ -94,10 +107,11 @@ def _fake_unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Te
     return packed.new_empty(count, dtype=torch.int64)
 
 
-FAKES: dict[str, Callable[..., Tensor | None]] = {
+FAKES: dict[str, Callable[..., Any]] = {
     "select_above": _fake_select_above,
     "accumulate_select_": _fake_accumulate_select_,
     "log_histogram": _fake_log_histogram,
+    "drift_select": _fake_drift_select,
     "all_finite": _fake_all_finite,
     "gather_clear_": _fake_gather_clear_,
     "scatter_update_": _fake_scatter_update_,

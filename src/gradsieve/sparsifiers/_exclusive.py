@@ -9,10 +9,10 @@ from torch import Tensor
 from gradsieve import exchange
 from gradsieve._check import at_least, number, one_of, positive
 from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged, Step
+from gradsieve.exchange import Exchanged, Span, Step
 from gradsieve.sparsifiers._release import ReleasedThreshold
 from gradsieve.sparsifiers._spending import KNOWN, Budget, Fixed, Spending, Steady
-from gradsieve.sparsifiers._threshold import MeasuredThreshold
+from gradsieve.sparsifiers._threshold import Look, MeasuredThreshold
 from gradsieve.sparsifiers.base import Sparsifier, Window
 
 
@@ -109,8 +109,17 @@ class Exclusive(Sparsifier):
         return self._threshold.select(acc, hits, self.span(self.owned(step, step.rank), step), step)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        spans = [self.span(self.owned(step, rank), step) for rank in range(step.world_size)]
-        return exchange.disjoint(acc, picked, pulse, step, self._threshold.counts, spans)
+        return exchange.disjoint(acc, picked, pulse, step, self._threshold.counts, self.spans(step))
+
+    def spans(self, step: Step) -> list[Span]:
+        """What each worker looks at in this step, in rank order."""
+        return [self.span(self.owned(step, rank), step) for rank in range(step.world_size)]
+
+    def positions(self, look: Look, hits: Tensor, step: Step) -> Program[list[Tensor]]:
+        """Everybody's picks, in rank order, each found by looking at the own span only."""
+        assert isinstance(self._threshold, MeasuredThreshold)
+        picked = yield from self._threshold.select_in(look, hits, step)
+        return (yield from exchange.share_positions(picked, step, self._threshold.counts, self.spans(step)))
 
     def observe(self, sent: Exchanged, step: Step) -> None:
         self._threshold.observe(sum(sent.counts), step)
@@ -121,6 +130,9 @@ class Exclusive(Sparsifier):
 
     def rescale(self, factor: float) -> None:
         self._threshold.rescale(factor)
+
+    def for_gradients_only(self) -> str:
+        return "spends its budget by the size of gradients" if self.spend == "budget" else ""
 
     @property
     def threshold_in_use(self) -> float | None:

@@ -10,7 +10,8 @@ and as each contributes its share, k divided by the workers, all together have k
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,36 @@ CAUTION = 2.0  # the cut is below the threshold by this many times the largest r
 FORGET = 0.9  # what is left of a large change after a step
 FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
 LARGEST_SHARE = 16  # more than this part of the vector, 1/16, only if k itself asks for it
+
+
+class Look(Protocol):
+    """What a worker can see of a vector: the part in which it picks."""
+
+    def histogram(self) -> Tensor:
+        """`ops.log_histogram` of that part."""
+
+    def above(self, threshold: float) -> Tensor:
+        """The sorted positions in that part of magnitudes from the threshold on."""
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The elements at positions that `above` has returned."""
+
+
+@dataclass(frozen=True)
+class InVector:
+    """A part of a vector that is there."""
+
+    vector: Tensor
+    span: tuple[int, int]
+
+    def histogram(self) -> Tensor:
+        return ops.log_histogram(self.vector, *self.span)
+
+    def above(self, threshold: float) -> Tensor:
+        return ops.select_above(self.vector, threshold, *self.span)
+
+    def at(self, positions: Tensor) -> Tensor:
+        return self.vector[positions]
 
 
 class MeasuredThreshold:
@@ -57,10 +88,14 @@ class MeasuredThreshold:
 
     def select(self, acc: Tensor, hits: Tensor, span: tuple[int, int], step: Step) -> Program[Tensor]:
         """This worker's share of the largest magnitudes, each judged by the worker whose span it lies in."""
+        return self.select_in(InVector(acc, span), hits, step)
+
+    def select_in(self, look: Look, hits: Tensor, step: Step) -> Program[Tensor]:
+        """As `select`, of whatever can be looked at; `hits` are what `look` has above the cut."""
         cut, wanted, sought = self.state[0], self.spending.wanted(step), self.spending.level(step)
         kind = narrowest(step.k)  # a surge beyond what it can say of one bin is sent in the steps that follow
         floor, looks = self._floor(sought), cut is None or len(hits) * step.world_size < wanted
-        seen = (ops.log_histogram(acc, *span) if looks else ops.log_histogram(acc[hits])).cpu()
+        seen = (look.histogram() if looks else ops.log_histogram(look.at(hits))).cpu()
         if looks:
             start, deepest = _begin(seen, wanted, step.world_size, floor, sought, cut is None)
         else:
@@ -70,7 +105,7 @@ class MeasuredThreshold:
         energy = self.spending.energy()
         if energy is not None:
             message = torch.cat([message, torch.tensor([energy], dtype=torch.float32).view(torch.uint8)])
-        rows = torch.cat((yield AllGather("histogram", message.to(acc.device)[None], [1] * step.world_size))).cpu()
+        rows = torch.cat((yield AllGather("histogram", message.to(hits.device)[None], [1] * step.world_size))).cpu()
         if energy is not None:
             rows, told = rows.split([len(message) - torch.float32.itemsize, torch.float32.itemsize], 1)
             energy = float(told.flatten().clone().view(torch.float32).double().mean())
@@ -81,8 +116,8 @@ class MeasuredThreshold:
         self._next = self._plan(table, table.edge(bin) if count else self.state[1], step)
         threshold = table.edge(bin) if table.first + bin > start else ops.bin_edge(deepest)
         if looks:
-            hits = ops.select_above(acc, threshold, *span)
-        return hits[_chosen(acc[hits].abs(), threshold, table.edge(bin + 1), self.counts[step.rank])]
+            hits = look.above(threshold)
+        return hits[_chosen(look.at(hits).abs(), threshold, table.edge(bin + 1), self.counts[step.rank])]
 
     def observe(self, selected: int, step: Step) -> None:
         self.state = self._next

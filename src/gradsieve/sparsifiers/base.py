@@ -84,6 +84,10 @@ class Sparsifier:
     def rescale(self, factor: float) -> None:
         """Gradients and residual were multiplied by `factor`: so must be thresholds in the state."""
 
+    def for_gradients_only(self) -> str:
+        """Why it cannot choose among weights, in words that follow its name; empty if it can."""
+        return ""
+
     @property
     def threshold_in_use(self) -> float | None:
         """The threshold the next step will use, for reports; None where there is none."""

@@ -40,6 +40,9 @@ class CLTk(Sparsifier):
         if self.beta < 1:
             residual.lerp_(before.to(residual.dtype), 1 - self.beta)
 
+    def for_gradients_only(self) -> str:
+        return "filters residuals" if self.beta < 1 else ""
+
 
 def _leader(step: Step) -> int:
     return step.index % step.world_size

@@ -95,6 +95,9 @@ class DGC(Sparsifier):
         self.velocity.mul_(factor)
         self.scale *= factor
 
+    def for_gradients_only(self) -> str:
+        return "applies momentum and clipping to gradients" if self.momentum or self.clip else ""
+
     @property
     def threshold_in_use(self) -> float | None:
         return self._used

@@ -38,6 +38,11 @@ class ProcessGroupWorld:
         if self.rank < 0:
             raise ValueError(f"this process must be a member of the group, got rank {dist.get_rank()} outside it")
 
+    def again(self) -> "ProcessGroupWorld":
+        """The same workers in a group of their own, for another thread; every worker must call it."""
+        ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        return ProcessGroupWorld(dist.new_group(ranks, use_local_synchronization=True))
+
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Run this process's one program to its end; returns its result in a list of one."""
         if len(programs) != 1:

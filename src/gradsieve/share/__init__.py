@@ -1,0 +1,6 @@
+"""Exchange of weights between workers that each train a replica of their own."""
+
+from gradsieve.share.replica import NonFiniteWeights, Replica, ShareReport
+from gradsieve.share.sieve import ShareSieve, share
+
+__all__ = ["NonFiniteWeights", "Replica", "ShareReport", "ShareSieve", "share"]

@@ -1,0 +1,74 @@
+"""Work beside the training loop: one thread, one task at a time."""
+
+import atexit
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_PATIENCE = 5.0  # seconds that the end of a process waits for a task whose peers may be gone
+
+
+class Task(Generic[T]):
+    """A task under way. `result` waits for it, and raises what it raised."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it is done, after waiting for so long at most."""
+        return self._done.wait(seconds)
+
+    def result(self) -> T:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Background(Generic[T]):
+    """A thread that runs tasks in order. It ends with its owner, and never keeps a process alive for long."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Task[T] | None] = queue.SimpleQueue()
+        self._last: list[Task[T]] = []
+        threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True).start()
+        self._end = weakref.finalize(self, _end, self._tasks, self._last)
+        self._end.atexit = False  # done by `atexit` itself, which runs while threads still may
+        atexit.register(self._end)
+
+    def submit(self, work: Callable[[], T]) -> Task[T]:
+        task = Task(work)
+        self._last[:] = [task]
+        self._tasks.put(task)
+        return task
+
+    def close(self) -> None:
+        """End the thread, after the last task."""
+        self._end()
+        atexit.unregister(self._end)
+
+
+def _work(tasks: "queue.SimpleQueue[Task[T] | None]") -> None:
+    while (task := tasks.get()) is not None:
+        task.run()
+        del task  # an idle thread keeps nothing alive
+
+
+def _end(tasks: "queue.SimpleQueue[Task[T] | None]", last: list[Task[T]]) -> None:
+    tasks.put(None)
+    for task in last:
+        task.wait(_PATIENCE)

@@ -1,0 +1,261 @@
+"""One worker's replica: its weights, what was agreed on, and its part in every round."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradsieve._check import at_least, one_of
+from gradsieve._version import __version__
+from gradsieve.collectives import Ledger, Program, watched
+from gradsieve.exchange import Exchanged, Step
+from gradsieve.handshake import handshake
+from gradsieve.reducer import name_of
+from gradsieve.schedules import Schedule
+from gradsieve.share.average import average_
+from gradsieve.share.rounds import Agreed, NotFinite, exchange
+from gradsieve.share.weights import Weights, describe
+from gradsieve.sparsifiers import Sparsifier
+from gradsieve.sparsifiers.base import vector_norm
+from gradsieve.steps import Clock, StepReport
+from gradsieve.wire import VALUES
+
+STATE_VERSION = 1
+ON_NONFINITE = ("raise", "restore")
+_PENDING = ("mean", "target", "own", "counts")
+
+
+class NonFiniteWeights(RuntimeError):
+    """Some worker's weights are NaN or infinite: nothing was averaged, on any worker."""
+
+
+@dataclass(frozen=True)
+class ShareReport(StepReport):
+    """One round. `step` is how many optimizer steps were complete when it was made."""
+
+    round: int = 0
+    restored: list[int] = field(default_factory=list)  # ranks whose weights were not finite and were put back
+    # How far this worker's weights were from the mean at the exchanged positions, relative to that mean.
+    spread: float | None = None
+
+    @property
+    def drift_norm(self) -> float | None:
+        """Of this worker's drift after the round; None unless it is measured, which costs a pass."""
+        return self.residual_norm
+
+
+class Replica:
+    """The weights of one worker, of which the part that drifted farthest is averaged in every round.
+
+    Args:
+        parameters: the tensors to share, by name; they stay where they are.
+        sparsifier: decides which positions are averaged; each replica needs its own.
+        schedule: the density after so many completed steps.
+        rank, world_size: which worker this is, and how many there are.
+        every: completed optimizer steps from one round to the next.
+        dense_steps: number of initial steps without a round: gradients are averaged there.
+        values: how values travel: "fp32", "bf16" or "fp8".
+        measure: whether reports contain the drift's norm, which costs one pass over the weights.
+        on_nonfinite: what to do if a worker's weights are not finite: "raise" `NonFiniteWeights` on all workers, or
+            "restore" that worker's weights to the agreed ones and go on.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        sparsifier: Sparsifier,
+        schedule: Schedule,
+        *,
+        rank: int,
+        world_size: int,
+        every: int = 1,
+        dense_steps: int = 0,
+        values: str = "fp32",
+        measure: bool = False,
+        on_nonfinite: str = "raise",
+    ) -> None:
+        if not isinstance(sparsifier, Sparsifier):
+            raise TypeError(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
+        if reason := sparsifier.for_gradients_only():
+            raise ValueError(f"sparsifier must work on weights, got {sparsifier}, which {reason}")
+        self.every, self.dense_steps = at_least("every", every, 1), at_least("dense_steps", dense_steps, 0)
+        self.values = one_of("values", values, VALUES)
+        self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ON_NONFINITE)
+        self.sparsifier, self.schedule, self.measure = sparsifier, schedule, measure
+        self.rank, self.world_size = rank, world_size
+        self.weights = Weights(parameters)
+        self.labels = {
+            f"parameter {number}": describe(name, parameter)
+            for number, (name, parameter) in enumerate(self.weights.parameters.items())
+        }
+        self.steps = self.rounds = 0
+        self.report: ShareReport | None = None  # of the last round that was applied
+        self._made: ShareReport | None = None  # of the last that was made
+        self._ledger = Ledger()
+        self._agreed = False
+        sparsifier.setup(self._step(), self.weights.sizes)
+
+    @property
+    def due(self) -> bool:
+        """Whether a round belongs after the step that was just completed."""
+        return self.steps > self.dense_steps and self.steps % self.every == 0
+
+    def round(self) -> Program[Agreed | NotFinite]:
+        """One round as a program. It changes no weights: see `apply_`."""
+        self._ledger = Ledger()
+        return watched(self._round(), self._ledger, self.world_size)
+
+    def _round(self) -> Program[Agreed | NotFinite]:
+        started = time.thread_time()
+        clock, step = Clock(self._ledger), self._step()
+        if not self._agreed:
+            yield from handshake(self.rank, self.world_size, self._settings(step))
+            self._agreed = True
+            clock.skip()
+        found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values])
+        if isinstance(found, Agreed) and isinstance(found.where, Tensor):
+            drift = (self.weights.shared[found.where] - found.mean).float()
+            self.sparsifier.observe(Exchanged(found.where, drift, found.counts, True), step)
+        clock.lap("select")
+        clock.seconds["cpu"] = time.thread_time() - started
+        self._made = self._make_report(step, found, clock)
+        self.rounds += 1
+        return found
+
+    def apply_(self, found: Agreed | NotFinite, *, late: bool = False) -> None:
+        """Write the outcome of a round. `late`: steps were made since, which are kept: weights move by as much as
+        they would have moved then."""
+        if isinstance(found, NotFinite):
+            self._handle(found)
+            return
+        started = time.perf_counter()
+        moved = self.weights.read(found.where) + (found.target - found.own) if late else found.target
+        self.weights.write_(found.where, moved)
+        self.weights.shared[found.where] = found.mean
+        if self._made is not None:
+            seconds = {**self._made.seconds, "write": time.perf_counter() - started}
+            self.report = replace(self._made, residual_norm=self._norm(), seconds=seconds)
+
+    def _handle(self, found: NotFinite) -> None:
+        ranks = [rank for rank, position in enumerate(found.bad) if position >= 0]
+        if self.on_nonfinite == "raise" or not ranks:
+            raise NonFiniteWeights(self._complaint(ranks, found))
+        if self.rank in ranks:
+            self.weights.write_(slice(0, self.weights.n), self.weights.shared)
+        if self._made is not None:
+            self.report = replace(self._made, restored=ranks)
+
+    def _complaint(self, ranks: list[int], found: NotFinite) -> str:
+        if not ranks:
+            return f"the sum of all workers' drift after step {self.steps} is not finite: nothing was averaged"
+        names = ", ".join(f"{self.weights.name_of(found.bad[rank])} of rank {rank}" for rank in ranks)
+        return f"weights are not finite after step {self.steps}: {names}; nothing was averaged"
+
+    def average(self) -> Program[None]:
+        """Average all weights over all workers; they are then the agreed ones."""
+        flat = [part.flat for part in self.weights.parts(slice(0, self.weights.n))]
+        yield from average_(flat, self.world_size)
+        self.weights.agree_()
+
+    def _norm(self) -> float | None:
+        return vector_norm(self.weights.drift(slice(0, self.weights.n))) if self.measure else None
+
+    def _make_report(self, step: Step, found: Agreed | NotFinite, clock: Clock) -> ShareReport:
+        total = self._ledger.total
+        agreed = found if isinstance(found, Agreed) else None
+        return ShareReport(
+            step=self.steps,
+            round=self.rounds,
+            n=step.n,
+            k=step.k,
+            finite=agreed is not None,
+            counts=agreed.counts if agreed else [0] * self.world_size,
+            union=agreed.union if agreed else 0,
+            threshold=self.sparsifier.threshold_in_use,
+            residual_norm=None,
+            bytes_sent=total.handed_bytes,
+            ring_bytes=total.ring_bytes,
+            collectives=total.calls,
+            seconds={**clock.seconds, "communicate": total.seconds},
+            spread=_spread(agreed) if agreed else None,
+        )
+
+    def _step(self) -> Step:
+        n = self.weights.n
+        k = min(n, max(1, round(self.schedule(self.steps) * n)))
+        return Step(self.rounds, n, k, self.rank, self.world_size)
+
+    def _settings(self, step: Step) -> dict[str, Any]:
+        name = name_of(self.sparsifier)
+        return {
+            "gradsieve": __version__,
+            "sparsifier": name,
+            **{f"{name}.{option}": value for option, value in self.sparsifier.options().items()},
+            "density": self.schedule(self.steps),
+            "every": self.every,
+            "dense_steps": self.dense_steps,
+            "values": self.values,
+            "n": step.n,
+            **self.labels,
+            "steps": self.steps,
+            "rounds": self.rounds,
+            "the sparsifier's state": self.sparsifier.fingerprint(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's whole state: plain numbers, strings, lists and tensors."""
+        return {
+            "version": STATE_VERSION,
+            "sparsifier": name_of(self.sparsifier),
+            "options": self.sparsifier.lasting_options(),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "n": self.weights.n,
+            "step": self.steps,
+            "rounds": self.rounds,
+            "weights": self.weights.read(slice(0, self.weights.n)),
+            "shared": self.weights.shared.clone(),
+            "state": self.sparsifier.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and parameters."""
+        state, own = dict(state_dict), self.state_dict()
+        if set(state) != set(own):
+            raise ValueError(f"state must have the keys {sorted(own)}, got {sorted(state)}")
+        for name in ("version", "sparsifier", "options", "rank", "world_size", "n"):
+            if state[name] != own[name]:
+                raise ValueError(f"state must have this replica's {name}, {own[name]}, got {state[name]}")
+        for name in ("weights", "shared"):
+            if not isinstance(state[name], Tensor) or state[name].shape != own[name].shape:
+                raise ValueError(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
+        steps, rounds = at_least("step", state["step"], 0), at_least("rounds", state["rounds"], 0)
+        self.sparsifier.load_state_dict(state["state"])
+        self.weights.write_(slice(0, self.weights.n), state["weights"])
+        self.weights.shared.copy_(state["shared"])
+        self.steps, self.rounds, self._agreed = steps, rounds, False
+
+
+def to_state(found: Agreed | NotFinite | None) -> dict[str, Any]:
+    """A round that was made but not applied, for a checkpoint."""
+    if not isinstance(found, Agreed):
+        return {}
+    where = torch.empty(0, dtype=torch.int64) if isinstance(found.where, slice) else found.where
+    return {"where": where, **{name: getattr(found, name) for name in _PENDING}}
+
+
+def from_state(state: Mapping[str, Any], n: int) -> Agreed | None:
+    if not state:
+        return None
+    where = state["where"]
+    whole = len(where) == 0 and len(state["mean"]) == n
+    return Agreed(slice(0, n) if whole else where, *(state[name] for name in _PENDING))
+
+
+def _spread(agreed: Agreed) -> float:
+    size = vector_norm(agreed.mean)
+    return vector_norm(agreed.own - agreed.mean) / size if size else math.nan

@@ -1,0 +1,138 @@
+"""One round as a program: the workers agree on the entries that drifted farthest, and on their mean.
+
+Nothing is changed here: a round returns what to write, which may be written at once or after the next step.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.collectives import AllGather, AllReduce, Program, RoundedSum
+from gradsieve.exchange import Step, even_shares
+from gradsieve.share.average import CHUNK
+from gradsieve.share.weights import Drift, Weights, Where
+from gradsieve.sparsifiers import Sparsifier
+from gradsieve.sparsifiers._exclusive import Exclusive
+from gradsieve.sparsifiers.dense import Dense
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The outcome of a round. `mean` and `counts` are the same on all workers."""
+
+    where: Where
+    mean: Tensor  # what `shared` becomes there
+    target: Tensor  # what this worker's weights become: the mean, but for what rounding on the wire left out
+    own: Tensor  # what they were when the round was made
+    counts: list[int]  # how many positions each worker put forward
+
+    @property
+    def union(self) -> int:
+        return len(self.mean)
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """No agreement: some worker's weights are not finite. `bad[rank]` is the first such position, or -1."""
+
+    bad: list[int]
+
+
+def exchange(
+    weights: Weights, sparsifier: Sparsifier, step: Step, wire: torch.dtype
+) -> Program[Agreed | NotFinite]:
+    """A round with any sparsifier; one whose workers have parts of their own never reads the others' parts."""
+    if step.k >= step.n or isinstance(sparsifier, Dense):
+        return _everything(weights, step, wire)
+    if isinstance(sparsifier, Exclusive) and not sparsifier.compat:
+        return _exclusive(weights, sparsifier, step, wire)
+    return _whole(weights, sparsifier, step, wire)
+
+
+def _exclusive(
+    weights: Weights, sparsifier: Exclusive, step: Step, wire: torch.dtype
+) -> Program[Agreed | NotFinite]:
+    spans = sparsifier.spans(step)
+    look = Drift(weights, spans[step.rank])
+    hits = look.above(sparsifier.window(step).threshold)
+    parts = yield from sparsifier.positions(look, hits, step)
+    # Spans follow each other in another order than ranks: so all positions rise without being sorted.
+    where = torch.cat([parts[rank] for rank in sorted(range(step.world_size), key=lambda rank: spans[rank])])
+    drift = weights.drift(where)
+    bad = look.bad if look.bad >= 0 else _first_bad(drift, where)
+    total, rest = yield from _sum(drift, bad >= 0, wire)
+    if total is None:
+        return (yield from _say_where(bad, weights, step))
+    return _agree(weights, where, total / step.world_size, rest, [len(part) for part in parts], step)
+
+
+def _whole(weights: Weights, sparsifier: Sparsifier, step: Step, wire: torch.dtype) -> Program[Agreed | NotFinite]:
+    """For sparsifiers that look at the whole vector: this needs room for it."""
+    everywhere = slice(0, weights.n)
+    drift = weights.drift(everywhere)
+    bad = _first_bad(drift, everywhere)
+    flag = drift.new_full((1,), math.nan if bad >= 0 else 0.0).to(wire)
+    drift.nan_to_num_(0.0, 0.0, 0.0)
+    hits = ops.select_above(drift, *sparsifier.window(step))
+    picked = yield from sparsifier.select(drift, hits, step)
+    sent = yield from sparsifier.exchange(drift, picked, flag, step)
+    if not sent.finite:
+        return (yield from _say_where(bad, weights, step))
+    assert sent.indices is not None
+    where, order = sent.indices.sort()
+    return _agree(weights, where, sent.values[order], drift[where], sent.counts, step)
+
+
+def _everything(weights: Weights, step: Step, wire: torch.dtype) -> Program[Agreed | NotFinite]:
+    found = []
+    for start in range(0, weights.n, CHUNK):
+        where = slice(start, min(start + CHUNK, weights.n))
+        drift = weights.drift(where)
+        bad = _first_bad(drift, where)
+        total, rest = yield from _sum(drift, bad >= 0, wire)
+        if total is None:
+            return (yield from _say_where(bad, weights, step))
+        found.append(_agree(weights, where, total / step.world_size, rest, [], step))
+    mean, target, own = (torch.cat([getattr(each, name) for each in found]) for name in ("mean", "target", "own"))
+    return Agreed(slice(0, weights.n), mean, target, own, even_shares(weights.n, step.world_size))
+
+
+def _sum(drift: Tensor, bad: bool, wire: torch.dtype) -> Program[tuple[Tensor | None, Tensor | None]]:
+    """The sum over workers, None if it is not finite; and what this worker's rounding left out, if it rounds."""
+    flag = drift.new_full((1,), math.nan if bad else 0.0)
+    values = torch.cat([drift.nan_to_num(0.0, 0.0, 0.0) if bad else drift, flag])
+    if wire == torch.float32:
+        total, rest = (yield AllReduce("values", values)), None
+    else:
+        total, error = yield RoundedSum("values", values, wire)
+        rest = error[:-1]
+    return (total[:-1], rest) if ops.all_finite(total) else (None, None)
+
+
+def _agree(
+    weights: Weights, where: Where, drift: Tensor, rest: Tensor | None, counts: list[int], step: Step
+) -> Agreed:
+    own = weights.read(where)
+    if step.world_size == 1:  # it agrees with itself, to the last bit
+        return Agreed(where, own, own, own, counts)
+    mean = weights.shared[where] - drift
+    target = weights.rounded(where, mean)
+    return Agreed(where, mean, target if rest is None else target - rest, own, counts)
+
+
+def _first_bad(drift: Tensor, where: Where) -> int:
+    if ops.all_finite(drift):
+        return -1
+    place = int(torch.where(~drift.isfinite())[0][0])
+    return where.start + place if isinstance(where, slice) else int(where[place])
+
+
+def _say_where(bad: int, weights: Weights, step: Step) -> Program[NotFinite]:
+    rows: Sequence[Tensor] = yield AllGather(
+        "not finite", torch.tensor([bad], device=weights.shared.device), [1] * step.world_size
+    )
+    return NotFinite([int(row) for row in rows])

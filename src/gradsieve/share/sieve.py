@@ -1,0 +1,325 @@
+"""One line for any model and optimizer: `share(model, optimizer, "exdyna", density=1e-3)`.
+
+Every worker trains its own replica. After an optimizer step, the workers average the weights that drifted farthest
+from the value they last agreed on. Gradients do not travel.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradsieve import checkpoint, ops
+from gradsieve._check import at_least
+from gradsieve.replicas import check_replicas
+from gradsieve.schedules import Schedule, as_schedule
+from gradsieve.share.average import average_
+from gradsieve.share.background import Background
+from gradsieve.share.broadcast import broadcast_
+from gradsieve.share.driver import Driver, Outcome
+from gradsieve.share.gradients import average_gradients_
+from gradsieve.share.replica import Replica, ShareReport, from_state, to_state
+from gradsieve.share.weights import flat, local
+from gradsieve.sparsifiers import Sparsifier, make_sparsifier
+from gradsieve.worlds import ProcessGroupWorld
+
+BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
+
+
+def share(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    sparsifier: str | Sparsifier = "exdyna",
+    density: float | Schedule = 1e-3,
+    *,
+    every: int = 1,
+    delay: int = 0,
+    dense_steps: int = 0,
+    values: str = "fp32",
+    process_group: dist.ProcessGroup | None = None,
+    check_every: int = 0,
+    scaler: Any = None,
+    on_nonfinite: str = "raise",
+    measure: bool = False,
+    **options: Any,
+) -> "ShareSieve":
+    """Average the weights that drifted apart, after every optimizer step; returns the sieve that does it.
+
+    All workers start from rank 0's weights. The parameters shared are those of the optimizer that are not frozen.
+
+    Args:
+        model: any module; a `DistributedDataParallel` inside a node, FSDP2's DTensors and compiled ones too.
+        optimizer: any optimizer, or a list of them; the last one's steps are counted.
+        sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
+        density: the fraction of the weights to average in a round, in (0, 1], or a function of the step.
+        every: completed optimizer steps from one round to the next.
+        delay: 0, or 1 to exchange beside the next forward and backward pass and apply after the next step.
+        dense_steps: number of initial steps in which gradients are averaged, as plain DDP does.
+        values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out stays in the drift.
+        process_group: the group to exchange over; by default all processes.
+        check_every: rounds between comparisons of all workers' agreed weights; 0 is never.
+        scaler: the `GradScaler`, if one is used: a rank whose step it skips must still take part.
+        on_nonfinite: "raise" an error on all ranks if weights of one are not finite, or "restore" that rank.
+        measure: whether reports contain the drift's norm, which costs a pass over the weights.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
+        raise TypeError(f"optimizer must be a torch optimizer or a list of them, got {optimizer!r}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    at_least("check_every", check_every, 0)
+    if isinstance(sparsifier, str):
+        sparsifier = make_sparsifier(sparsifier, **options)
+    elif options:
+        raise TypeError(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
+    if (
+        scaler is not None
+        and dense_steps
+        and any(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers)
+    ):
+        raise ValueError(
+            "dense_steps must be 0 with a scaler and a fused optimizer, which unscales gradients too late to "
+            f"average them, got {dense_steps}"
+        )
+    world = ProcessGroupWorld(process_group)
+    replica = Replica(
+        shared_parameters(model, optimizers),
+        sparsifier,
+        as_schedule(density),
+        rank=world.rank,
+        world_size=world.size,
+        every=every,
+        dense_steps=dense_steps,
+        values=values,
+        measure=measure,
+        on_nonfinite=on_nonfinite,
+    )
+    ops.warm_up()
+    return ShareSieve(model, optimizers, replica, world, delay=delay, check_every=check_every, scaler=scaler)
+
+
+class ShareSieve:
+    """What `share` returns: reports, state, checkpoints, and the agreed weights. `report` is the last round's."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[Optimizer],
+        replica: Replica,
+        world: ProcessGroupWorld,
+        *,
+        delay: int,
+        check_every: int,
+        scaler: Any,
+    ) -> None:
+        self.replica, self.world, self.check_every = replica, world, check_every
+        self._model, self._optimizers = model, optimizers
+        self._counts = _parameter_counts(optimizers)
+        self._inside = False
+        self._stepped: set[int] = set()  # optimizers whose step was not skipped
+        self._workers, self._absent = (
+            world.size,
+            False,
+        )  # who took part in this dense step; whether this rank did not
+        self._uneven = False  # some rank has skipped a dense step
+        background: Background[list[Outcome]] | None = None
+        beside = world
+        if delay:  # a group must not be used from two threads
+            background = Background("gradsieve-share")
+            beside = world.again()
+        self._background = background
+        self.driver = Driver([replica], beside, delay, background)
+        world.run([broadcast_([*map(local, model.parameters()), *self._buffers()])])
+        replica.weights.agree_()
+        self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
+        self._hooks.append(optimizers[-1].register_step_post_hook(self._after))
+        if scaler is not None:
+            self._watch(scaler)
+
+    @property
+    def report(self) -> ShareReport | None:
+        return self.replica.report
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Within it the model holds the agreed weights, which are the same on all ranks, for evaluating or saving.
+
+        Nothing is sent, so one rank alone may enter it. Afterwards this rank's own weights are back.
+        """
+        if self._inside:
+            raise RuntimeError("shared() must be left before it is entered again")
+        self.driver.wait()
+        weights, everywhere = self.replica.weights, slice(0, self.replica.weights.n)
+        own = weights.read(everywhere)
+        weights.write_(everywhere, weights.shared)
+        self._inside = True
+        try:
+            yield
+        finally:
+            weights.write_(everywhere, own)
+            self._inside = False
+
+    def finish(self) -> None:
+        """Average all weights and floating-point buffers; every rank must call it. All replicas are then equal."""
+        self.driver.flush()
+        self.world.run([self.replica.average()])
+        self.world.run([average_(self._buffers(), self.world.size)])
+
+    def close(self) -> None:
+        """Leave model and optimizer alone from now on; what was exchanged but not applied is applied."""
+        self.driver.flush()
+        for hook in self._hooks:
+            hook.remove()
+        if self._background is not None:
+            self._background.close()
+
+    def check_replicas(self) -> None:
+        """Compare all ranks' agreed weights; every rank must call it. Raises `ReplicasDiffer`."""
+        self.driver.wait()
+        self.world.run([check_replicas(self.replica.weights.by_name(), self.replica.steps)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, its weights among it: every rank has its own."""
+        pending = self.driver.pending
+        return {**self.replica.state_dict(), "pending": to_state(pending[0] if pending else None)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict()` was taken on this rank, with the same world size."""
+        state = dict(state_dict)
+        if "pending" not in state:
+            raise ValueError(f"state must have the key pending, got {sorted(state)}")
+        pending = from_state(state.pop("pending"), self.replica.weights.n)
+        self.driver.wait()
+        self.replica.load_state_dict(state)
+        self.driver.pending = None if pending is None else [pending]
+
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint; every rank must call it. A crash leaves the previous one whole.
+
+        `extra` is each rank's own, such as its optimizer's state: dicts of numbers, strings, tensors.
+        """
+        state = {**self.state_dict(), "own": dict(extra or {})}
+        self.world.run([checkpoint.save(Path(folder), state, self.replica.labels)])
+
+    def load(self, folder: str | Path) -> dict[str, Any]:
+        """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
+
+        Returns what this rank gave as `extra`; keys that were numbers come back as strings. With another world size
+        all replicas start from the mean of the old ones, and rank r gets the `extra` of rank r modulo their number.
+        """
+        own = self.replica.state_dict()
+        state = self.world.run([checkpoint.load(Path(folder), own, self.replica.labels)])[0]
+        del state["extra"]
+        extra: dict[str, Any] = state.pop("own")
+        if state.pop("resized"):
+            state["state"] = self.replica.sparsifier.fitting(state["state"])
+            state["pending"] = {}
+        self.load_state_dict(state)
+        return extra
+
+    def _buffers(self) -> list[Tensor]:
+        return [local(buffer) for buffer in self._model.buffers()]
+
+    def _before(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        if self._inside:
+            raise RuntimeError("the optimizer must not step inside `with sieve.shared():`")
+        self._check_parameters()
+        self.driver.wait()
+        self._stepped.add(id(optimizer))
+        if self._dense:
+            self._average_gradients(optimizer, takes_part=True)
+
+    def _after(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        self._complete()
+
+    @property
+    def _dense(self) -> bool:
+        return self.replica.steps < self.replica.dense_steps
+
+    def _average_gradients(self, optimizer: Optimizer, *, takes_part: bool) -> None:
+        mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [parameter for parameter in mine if parameter.requires_grad and local(parameter).numel()]
+        program = average_gradients_(parameters, takes_part=takes_part)
+        self._workers = self.world.run([program])[0]
+        if not takes_part:
+            self._absent = True
+
+    def _complete(self) -> None:
+        """The last optimizer has stepped, or its step was skipped on this rank."""
+        dense, rounds = self._dense, self.replica.rounds
+        if dense:
+            self._agree_after_dense_step()
+        self.driver.after_step()
+        report = self.replica.report
+        if report is not None and self.replica.rank in report.restored:
+            for each in self._optimizers:
+                each.state.clear()  # what came with weights that are not finite is no better
+        if self.replica.rounds == rounds:
+            return
+        if self.replica.rounds % BUFFERS_EVERY == 0 and (buffers := self._buffers()):
+            self.world.run([broadcast_(buffers)])
+        if self.check_every and self.replica.rounds % self.check_every == 0:
+            self.check_replicas()
+
+    def _agree_after_dense_step(self) -> None:
+        """All replicas are equal, unless steps were skipped on some ranks: their optimizers are behind since then,
+        so weights are averaged, over those that took part."""
+        weights, absent, self._absent = self.replica.weights, self._absent, False
+        self._uneven = self._uneven or 0 < self._workers < self.world.size
+        if self._uneven and self._workers:
+            parts = [flat(parameter) for parameter in weights.parameters.values()]
+            for part in parts if absent else ():
+                part.zero_()
+            self.world.run([average_(parts, self._workers)])
+        weights.agree_()
+
+    def _check_parameters(self) -> None:
+        if (now := _parameter_counts(self._optimizers)) != self._counts:
+            raise RuntimeError(
+                f"the optimizer must keep the {sum(self._counts)} trainable parameters it had when share was "
+                f"called, got {sum(now)}: add or unfreeze parameters first, then call share"
+            )
+
+    def _watch(self, scaler: Any) -> None:
+        """A step that the scaler skips on this rank is complete, too: the others may not wait for it."""
+        step: Callable[..., Any] = scaler.step
+
+        def watched(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
+            self._stepped.discard(id(optimizer))
+            result = step(optimizer, *arguments, **keywords)
+            if id(optimizer) not in self._stepped and any(optimizer is each for each in self._optimizers):
+                self.driver.wait()
+                if self._dense:
+                    self._average_gradients(optimizer, takes_part=False)
+                if optimizer is self._optimizers[-1]:
+                    self._complete()
+            return result
+
+        scaler.step = watched
+
+
+def shared_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' trainable parameters, by their names in the model, each once."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[int, Tensor] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found |= {id(each): each for each in group["params"] if each.requires_grad}
+    if not found:
+        raise ValueError("optimizer must have a trainable parameter, got none")
+    return {
+        names.get(key, f"optimizer's parameter {number}"): parameter
+        for number, (key, parameter) in enumerate(found.items())
+    }
+
+
+def _parameter_counts(optimizers: Sequence[Optimizer]) -> list[int]:
+    return [
+        sum(parameter.requires_grad for parameter in group["params"])
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]

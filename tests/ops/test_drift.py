@@ -1,0 +1,72 @@
+"""The kernel that looks at drift, against the plain one."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_kernels import AWKWARD, DTYPES, SIZES, cut, thresholds
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.ops import reference
+
+
+def check(shared: Tensor, weights: Tensor, threshold: float, start: int, stop: int) -> None:
+    found, expected = (torch.zeros(ops.BINS, dtype=torch.int64) for _ in range(2))
+    positions, values, bad = ops.drift_select(shared, weights, threshold, start, stop, counts=found)
+    others, theirs, worst = reference.drift_select(shared, weights, threshold, start, stop, counts=expected)
+    assert torch.equal(positions, others)
+    assert torch.equal(values, theirs)
+    assert bad == int(worst)
+    assert torch.equal(found, expected)
+    assert torch.equal(ops.drift_select(shared, weights, threshold, start, stop)[0], others)
+
+
+@settings(max_examples=200)
+@given(
+    pairs=st.lists(st.tuples(st.floats(-(2.0**100), 2.0**100, width=32), st.sampled_from([*AWKWARD, 0.5])), max_size=200),
+    threshold=thresholds,
+    a=st.floats(0, 1),
+    b=st.floats(0, 1),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_values(
+    pairs: list[tuple[float, float]], threshold: float, a: float, b: float, dtype: torch.dtype
+) -> None:
+    shared = torch.tensor([pair[0] for pair in pairs], dtype=torch.promote_types(dtype, torch.float32))
+    weights = torch.tensor([pair[1] for pair in pairs], dtype=torch.float32).to(dtype)
+    check(shared, weights, threshold, *cut(len(shared), a, b))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [*SIZES, 200_000])
+def test_every_size(dtype: torch.dtype, n: int) -> None:
+    chance = torch.Generator().manual_seed(n)
+    shared = torch.randn(n, generator=chance, dtype=torch.promote_types(dtype, torch.float32))
+    weights = (shared + torch.randn(n, generator=chance)).to(dtype)
+    for threshold in (0.0, 1.0, 3.0, math.inf):  # at 0 the buffers must grow
+        check(shared, weights, threshold, 0, n)
+        check(shared, weights, threshold, n // 3, n // 2)
+
+
+def test_first_bad_position() -> None:
+    weights = torch.zeros(10_000)
+    weights[[7_000, 9_000]] = torch.tensor([math.nan, math.inf])
+    assert ops.drift_select(torch.zeros(10_000), weights, 0.5)[2] == 7_000
+    assert ops.drift_select(torch.zeros(10_000), weights, 0.5, 7_001)[2] == 9_000
+    assert ops.drift_select(torch.zeros(10_000), weights, 0.5, 0, 7_000)[2] == -1
+
+
+@pytest.mark.parametrize(
+    ("shared", "weights", "words"),
+    [
+        (torch.zeros(3), torch.zeros(4), "weights must have shared's shape"),
+        (torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3), "shared must be one of float32, float64"),
+        (torch.zeros(2, 2), torch.zeros(2, 2), "shared must be a contiguous vector"),
+    ],
+)
+def test_bad_input(shared: Tensor, weights: Tensor, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        ops.drift_select(shared, weights, 1.0)
