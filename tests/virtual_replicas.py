@@ -78,7 +78,7 @@ class Workers:
 
     def weights(self) -> list[Tensor]:
         """A copy of each worker's, as one vector."""
-        return [replica.weights.read(slice(0, replica.weights.n)) for replica in self.replicas]
+        return [replica.weights.read(replica.weights.all) for replica in self.replicas]
 
     def shared(self) -> list[Tensor]:
         return [replica.weights.shared.clone() for replica in self.replicas]

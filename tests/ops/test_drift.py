@@ -26,7 +26,9 @@ def check(shared: Tensor, weights: Tensor, threshold: float, start: int, stop: i
 
 @settings(max_examples=200)
 @given(
-    pairs=st.lists(st.tuples(st.floats(-(2.0**100), 2.0**100, width=32), st.sampled_from([*AWKWARD, 0.5])), max_size=200),
+    pairs=st.lists(
+        st.tuples(st.floats(-(2.0**100), 2.0**100, width=32), st.sampled_from([*AWKWARD, 0.5])), max_size=200
+    ),
     threshold=thresholds,
     a=st.floats(0, 1),
     b=st.floats(0, 1),

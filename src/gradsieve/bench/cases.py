@@ -10,6 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.ddp import Sieve, sparsify
+from gradsieve.share import ShareSieve, share
 
 LAYERS, WIDTH, BATCH = 10, 1024, 32
 N = LAYERS * (WIDTH * WIDTH + WIDTH)
@@ -17,8 +18,12 @@ WARM_UP = 12  # steps that do not count
 PLAIN, ALONE, OURS = "plain DDP", "compute alone", "exdyna"
 BF16, FP8 = "exdyna, bf16 values", "exdyna, fp8 values"
 NARROW = {BF16: "bf16", FP8: "fp8"}
+SHARE, LATE, AUTO = "share", "share, delay=1", "share, delay=1, auto"
+SHARING: dict[str, dict[str, Any]] = {SHARE: {}, LATE: {"delay": 1}, AUTO: {"delay": 1, "density": "auto"}}
+STREAK = 4  # steps in a row where an exchange reaches into the next step; the last one waits for its own
 POWERSGD = ("PowerSGD rank 1", "PowerSGD rank 4")
-CASES = (PLAIN, "fp16 hook", *POWERSGD, "topk", "cltk", "sidco", "hard_threshold", "micro", OURS, *NARROW, ALONE)
+SPARSE = ("topk", "cltk", "sidco", "hard_threshold", "micro", OURS)
+CASES = (PLAIN, "fp16 hook", *POWERSGD, *SPARSE, *NARROW, *SHARING, ALONE)
 _FEW_NEED = 2  # steps of warm-up for cases that have no state but DDP's buckets
 
 
@@ -28,7 +33,17 @@ class Case:
 
     name: str
     step: Callable[[], None]
-    sieve: Sieve | None = None
+    sieve: Sieve | ShareSieve | None = None
+
+    def turn(self) -> int:
+        """Train, and leave nothing under way; returns by how many steps."""
+        if not isinstance(self.sieve, ShareSieve) or not self.sieve.driver.delay:
+            self.step()
+            return 1
+        for _ in range(STREAK):
+            self.step()
+        self.sieve.driver.wait()
+        return STREAK
 
     @property
     def warm_up(self) -> int:
@@ -43,8 +58,8 @@ def make_case(name: str, rank: int, density: float) -> Case:
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
     model: nn.Module = nn.Sequential(*layers)
     inputs = _inputs(rank)
-    sieve = None
-    if name != ALONE:
+    sieve: Sieve | ShareSieve | None = None
+    if name != ALONE and name not in SHARING:
         options = {"threshold": _threshold(model, density)} if name == "hard_threshold" else {}
         several = name in (PLAIN, "fp16 hook")  # the others send nothing before the last bucket: they get one
         model = ddp = DistributedDataParallel(  # all have the same parameters: nothing to be sent before the start
@@ -52,6 +67,8 @@ def make_case(name: str, rank: int, density: float) -> Case:
         )
         sieve = _attach(ddp, name, density, options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if name in SHARING:
+        sieve = share(model, optimizer, OURS, **{"density": density, **SHARING[name]})
 
     def step() -> None:
         optimizer.zero_grad()

@@ -64,14 +64,14 @@ def _times(post: Post, density: float, repeats: int, names: tuple[str, ...]) -> 
         for case in list(cases):
             dist.barrier()
             before = time.perf_counter()
-            case.step()
-            took = time.perf_counter() - before
+            steps = case.turn()
+            took = (time.perf_counter() - before) / steps
             done[case.name] += 1
             if done[case.name] > case.warm_up:
                 times[case.name].append(took * 1e3)
             slowest = torch.tensor([took])
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            spent[case.name] += float(slowest)
+            spent[case.name] += float(slowest) * steps
             measured = len(times[case.name])
             if measured >= repeats or (measured >= LEAST and spent[case.name] > PATIENCE_S):
                 cases.remove(case)

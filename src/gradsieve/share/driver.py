@@ -1,10 +1,12 @@
 """When rounds happen: after which step they are made, and after which step they are applied."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsieve._check import one_of
+from gradsieve.share.auto import AutoDensity
 from gradsieve.share.background import Background, Task
 from gradsieve.share.replica import Replica
 from gradsieve.share.rounds import Agreed, NotFinite
@@ -32,10 +34,14 @@ class Driver:
         self.delay = one_of("delay", delay, (0, 1))
         self._running: Task[list[Outcome]] | None = None
         self._ready: list[Outcome] | None = None
-        self._waited = 0.0
+        self._waited = 0.0  # for the round that is applied next
+        self._computed: float | None = None  # seconds from one round to the next step
+        self._left = math.nan  # when this process went back to computing
 
     def wait(self) -> None:
         """The round that is being made is complete: from now on weights may change. Its errors are raised here."""
+        if not math.isnan(self._left):
+            self._computed, self._left = time.perf_counter() - self._left, math.nan
         if self._running is None:
             return
         started, running, self._running = time.perf_counter(), self._running, None
@@ -54,6 +60,7 @@ class Driver:
                 assert made is not None
                 self._apply(made, late=False)
                 applied = True
+        self._left = time.perf_counter()
         return applied
 
     def flush(self) -> bool:
@@ -92,4 +99,6 @@ class Driver:
             spent = seconds["select"] + seconds["communicate"]
             waited = self._waited if late and self.background is not None else spent
             seconds |= {"waited": waited, "hidden": max(0.0, spent - waited)}
+            if isinstance(replica.schedule, AutoDensity) and self._computed is not None:
+                replica.schedule.note(self._computed, spent)
             replica.report = replace(replica.report, seconds=seconds)

@@ -16,9 +16,10 @@ from gradsieve.exchange import Exchanged, Step
 from gradsieve.handshake import handshake
 from gradsieve.reducer import name_of
 from gradsieve.schedules import Schedule
+from gradsieve.share.auto import AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.rounds import Agreed, NotFinite, exchange
-from gradsieve.share.weights import Weights, describe
+from gradsieve.share.weights import Weights, describe, flat
 from gradsieve.sparsifiers import Sparsifier
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.steps import Clock, StepReport
@@ -41,6 +42,7 @@ class ShareReport(StepReport):
     restored: list[int] = field(default_factory=list)  # ranks whose weights were not finite and were put back
     # How far this worker's weights were from the mean at the exchanged positions, relative to that mean.
     spread: float | None = None
+    why: str = ""  # the density was chosen as it was, with density="auto"
 
     @property
     def drift_norm(self) -> float | None:
@@ -116,10 +118,13 @@ class Replica:
             yield from handshake(self.rank, self.world_size, self._settings(step))
             self._agreed = True
             clock.skip()
+        if isinstance(self.schedule, AutoDensity):
+            yield from self.schedule.agree(self.world_size)
+            step = self._step()
         found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values])
-        if isinstance(found, Agreed) and isinstance(found.where, Tensor):
-            drift = (self.weights.shared[found.where] - found.mean).float()
-            self.sparsifier.observe(Exchanged(found.where, drift, found.counts, True), step)
+        if isinstance(found, Agreed) and isinstance(found.entries.where, Tensor):
+            drift = (self.weights.shared[found.entries.where] - found.mean).float()
+            self.sparsifier.observe(Exchanged(found.entries.where, drift, found.counts, True), step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
         self._made = self._make_report(step, found, clock)
@@ -133,9 +138,9 @@ class Replica:
             self._handle(found)
             return
         started = time.perf_counter()
-        moved = self.weights.read(found.where) + (found.target - found.own) if late else found.target
-        self.weights.write_(found.where, moved)
-        self.weights.shared[found.where] = found.mean
+        moved = self.weights.read(found.entries) + (found.target - found.own) if late else found.target
+        self.weights.write_(found.entries, moved)
+        self.weights.shared[found.entries.where] = found.mean
         if self._made is not None:
             seconds = {**self._made.seconds, "write": time.perf_counter() - started}
             self.report = replace(self._made, residual_norm=self._norm(), seconds=seconds)
@@ -145,7 +150,7 @@ class Replica:
         if self.on_nonfinite == "raise" or not ranks:
             raise NonFiniteWeights(self._complaint(ranks, found))
         if self.rank in ranks:
-            self.weights.write_(slice(0, self.weights.n), self.weights.shared)
+            self.weights.write_(self.weights.all, self.weights.shared)
         if self._made is not None:
             self.report = replace(self._made, restored=ranks)
 
@@ -157,12 +162,14 @@ class Replica:
 
     def average(self) -> Program[None]:
         """Average all weights over all workers; they are then the agreed ones."""
-        flat = [part.flat for part in self.weights.parts(slice(0, self.weights.n))]
-        yield from average_(flat, self.world_size)
+        yield from average_([flat(parameter) for parameter in self.weights.parameters.values()], self.world_size)
         self.weights.agree_()
 
     def _norm(self) -> float | None:
-        return vector_norm(self.weights.drift(slice(0, self.weights.n))) if self.measure else None
+        if not self.measure:
+            return None
+        entries = self.weights.all
+        return vector_norm(self.weights.drift(entries, self.weights.read(entries)))
 
     def _make_report(self, step: Step, found: Agreed | NotFinite, clock: Clock) -> ShareReport:
         total = self._ledger.total
@@ -182,6 +189,7 @@ class Replica:
             collectives=total.calls,
             seconds={**clock.seconds, "communicate": total.seconds},
             spread=_spread(agreed) if agreed else None,
+            why=self.schedule.why if isinstance(self.schedule, AutoDensity) else "",
         )
 
     def _step(self) -> Step:
@@ -217,9 +225,10 @@ class Replica:
             "n": self.weights.n,
             "step": self.steps,
             "rounds": self.rounds,
-            "weights": self.weights.read(slice(0, self.weights.n)),
+            "weights": self.weights.read(self.weights.all),
             "shared": self.weights.shared.clone(),
             "state": self.sparsifier.state_dict(),
+            "auto": self.schedule.state_dict() if isinstance(self.schedule, AutoDensity) else {},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -235,7 +244,9 @@ class Replica:
                 raise ValueError(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
         steps, rounds = at_least("step", state["step"], 0), at_least("rounds", state["rounds"], 0)
         self.sparsifier.load_state_dict(state["state"])
-        self.weights.write_(slice(0, self.weights.n), state["weights"])
+        if isinstance(self.schedule, AutoDensity) and state["auto"]:
+            self.schedule.load_state_dict(state["auto"])
+        self.weights.write_(self.weights.all, state["weights"])
         self.weights.shared.copy_(state["shared"])
         self.steps, self.rounds, self._agreed = steps, rounds, False
 
@@ -244,16 +255,18 @@ def to_state(found: Agreed | NotFinite | None) -> dict[str, Any]:
     """A round that was made but not applied, for a checkpoint."""
     if not isinstance(found, Agreed):
         return {}
-    where = torch.empty(0, dtype=torch.int64) if isinstance(found.where, slice) else found.where
-    return {"where": where, **{name: getattr(found, name) for name in _PENDING}}
+    where = found.entries.where
+    positions = torch.empty(0, dtype=torch.int64) if isinstance(where, slice) else where
+    return {"where": positions, **{name: getattr(found, name) for name in _PENDING}}
 
 
-def from_state(state: Mapping[str, Any], n: int) -> Agreed | None:
+def from_state(state: Mapping[str, Any], weights: Weights) -> Agreed | None:
+    """What `to_state` made a state of."""
     if not state:
         return None
-    where = state["where"]
-    whole = len(where) == 0 and len(state["mean"]) == n
-    return Agreed(slice(0, n) if whole else where, *(state[name] for name in _PENDING))
+    whole = len(state["where"]) == 0 and len(state["mean"]) == weights.n
+    entries = weights.all if whole else weights.entries(state["where"])
+    return Agreed(entries, *(state[name] for name in _PENDING))
 
 
 def _spread(agreed: Agreed) -> float:

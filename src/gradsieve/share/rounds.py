@@ -14,7 +14,7 @@ from gradsieve import ops
 from gradsieve.collectives import AllGather, AllReduce, Program, RoundedSum
 from gradsieve.exchange import Step, even_shares
 from gradsieve.share.average import CHUNK
-from gradsieve.share.weights import Drift, Weights, Where
+from gradsieve.share.weights import Drift, Entries, Weights
 from gradsieve.sparsifiers import Sparsifier
 from gradsieve.sparsifiers._exclusive import Exclusive
 from gradsieve.sparsifiers.dense import Dense
@@ -24,7 +24,7 @@ from gradsieve.sparsifiers.dense import Dense
 class Agreed:
     """The outcome of a round. `mean` and `counts` are the same on all workers."""
 
-    where: Where
+    entries: Entries
     mean: Tensor  # what `shared` becomes there
     target: Tensor  # what this worker's weights become: the mean, but for what rounding on the wire left out
     own: Tensor  # what they were when the round was made
@@ -62,19 +62,15 @@ def _exclusive(
     parts = yield from sparsifier.positions(look, hits, step)
     # Spans follow each other in another order than ranks: so all positions rise without being sorted.
     where = torch.cat([parts[rank] for rank in sorted(range(step.world_size), key=lambda rank: spans[rank])])
-    drift = weights.drift(where)
-    bad = look.bad if look.bad >= 0 else _first_bad(drift, where)
-    total, rest = yield from _sum(drift, bad >= 0, wire)
-    if total is None:
-        return (yield from _say_where(bad, weights, step))
-    return _agree(weights, where, total / step.world_size, rest, [len(part) for part in parts], step)
+    counts = [len(part) for part in parts]
+    return (yield from _average(weights, weights.entries(where), counts, look.bad, step, wire))
 
 
 def _whole(weights: Weights, sparsifier: Sparsifier, step: Step, wire: torch.dtype) -> Program[Agreed | NotFinite]:
     """For sparsifiers that look at the whole vector: this needs room for it."""
-    everywhere = slice(0, weights.n)
-    drift = weights.drift(everywhere)
-    bad = _first_bad(drift, everywhere)
+    entries = weights.all
+    drift = weights.drift(entries, weights.read(entries))
+    bad = _first_bad(drift, entries)
     flag = drift.new_full((1,), math.nan if bad >= 0 else 0.0).to(wire)
     drift.nan_to_num_(0.0, 0.0, 0.0)
     hits = ops.select_above(drift, *sparsifier.window(step))
@@ -84,21 +80,34 @@ def _whole(weights: Weights, sparsifier: Sparsifier, step: Step, wire: torch.dty
         return (yield from _say_where(bad, weights, step))
     assert sent.indices is not None
     where, order = sent.indices.sort()
-    return _agree(weights, where, sent.values[order], drift[where], sent.counts, step)
+    entries = weights.entries(where)
+    own = weights.read(entries)
+    return _agree(weights, entries, own, sent.values[order], drift[where], sent.counts, step)
 
 
 def _everything(weights: Weights, step: Step, wire: torch.dtype) -> Program[Agreed | NotFinite]:
-    found = []
+    found: list[Agreed] = []
     for start in range(0, weights.n, CHUNK):
-        where = slice(start, min(start + CHUNK, weights.n))
-        drift = weights.drift(where)
-        bad = _first_bad(drift, where)
-        total, rest = yield from _sum(drift, bad >= 0, wire)
-        if total is None:
-            return (yield from _say_where(bad, weights, step))
-        found.append(_agree(weights, where, total / step.world_size, rest, [], step))
+        entries = weights.entries(slice(start, min(start + CHUNK, weights.n)))
+        outcome = yield from _average(weights, entries, [], -1, step, wire)
+        if isinstance(outcome, NotFinite):
+            return outcome
+        found.append(outcome)
     mean, target, own = (torch.cat([getattr(each, name) for each in found]) for name in ("mean", "target", "own"))
-    return Agreed(slice(0, weights.n), mean, target, own, even_shares(weights.n, step.world_size))
+    return Agreed(weights.all, mean, target, own, even_shares(weights.n, step.world_size))
+
+
+def _average(
+    weights: Weights, entries: Entries, counts: list[int], bad: int, step: Step, wire: torch.dtype
+) -> Program[Agreed | NotFinite]:
+    """Agree on the mean at these entries. `bad` is a position of this worker that is known not to be finite."""
+    own = weights.read(entries)
+    drift = weights.drift(entries, own)
+    bad = bad if bad >= 0 else _first_bad(drift, entries)
+    total, rest = yield from _sum(drift, bad >= 0, wire)
+    if total is None:
+        return (yield from _say_where(bad, weights, step))
+    return _agree(weights, entries, own, total / step.world_size, rest, counts, step)
 
 
 def _sum(drift: Tensor, bad: bool, wire: torch.dtype) -> Program[tuple[Tensor | None, Tensor | None]]:
@@ -114,21 +123,27 @@ def _sum(drift: Tensor, bad: bool, wire: torch.dtype) -> Program[tuple[Tensor | 
 
 
 def _agree(
-    weights: Weights, where: Where, drift: Tensor, rest: Tensor | None, counts: list[int], step: Step
+    weights: Weights,
+    entries: Entries,
+    own: Tensor,
+    drift: Tensor,
+    rest: Tensor | None,
+    counts: list[int],
+    step: Step,
 ) -> Agreed:
-    own = weights.read(where)
+    """What follows from the mean over workers of their drift."""
     if step.world_size == 1:  # it agrees with itself, to the last bit
-        return Agreed(where, own, own, own, counts)
-    mean = weights.shared[where] - drift
-    target = weights.rounded(where, mean)
-    return Agreed(where, mean, target if rest is None else target - rest, own, counts)
+        return Agreed(entries, own, own, own, counts)
+    mean = weights.shared[entries.where] - drift
+    target = weights.rounded(entries, mean)
+    return Agreed(entries, mean, target if rest is None else target - rest, own, counts)
 
 
-def _first_bad(drift: Tensor, where: Where) -> int:
+def _first_bad(drift: Tensor, entries: Entries) -> int:
     if ops.all_finite(drift):
         return -1
     place = int(torch.where(~drift.isfinite())[0][0])
-    return where.start + place if isinstance(where, slice) else int(where[place])
+    return entries.where.start + place if isinstance(entries.where, slice) else int(entries.where[place])
 
 
 def _say_where(bad: int, weights: Weights, step: Step) -> Program[NotFinite]:

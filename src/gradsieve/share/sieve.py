@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve import checkpoint, ops
-from gradsieve._check import at_least
+from gradsieve._check import at_least, one_of
 from gradsieve.replicas import check_replicas
 from gradsieve.schedules import Schedule, as_schedule
+from gradsieve.share.auto import HIDDEN, SHOWN, Auto, AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
 from gradsieve.share.broadcast import broadcast_
@@ -34,7 +35,7 @@ def share(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     sparsifier: str | Sparsifier = "exdyna",
-    density: float | Schedule = 1e-3,
+    density: float | str | Auto | Schedule = 1e-3,
     *,
     every: int = 1,
     delay: int = 0,
@@ -55,7 +56,9 @@ def share(
         model: any module; a `DistributedDataParallel` inside a node, FSDP2's DTensors and compiled ones too.
         optimizer: any optimizer, or a list of them; the last one's steps are counted.
         sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
-        density: the fraction of the weights to average in a round, in (0, 1], or a function of the step.
+        density: the fraction of the weights to average in a round, in (0, 1], or a function of the step; or "auto",
+            or `Auto(at_least, at_most)`: as much as travels in 80 % of the time of the next forward and backward
+            pass (delay=1), or in 20 % more time (delay=0).
         every: completed optimizer steps from one round to the next.
         delay: 0, or 1 to exchange beside the next forward and backward pass and apply after the next step.
         dense_steps: number of initial steps in which gradients are averaged, as plain DDP does.
@@ -89,7 +92,7 @@ def share(
     replica = Replica(
         shared_parameters(model, optimizers),
         sparsifier,
-        as_schedule(density),
+        _schedule(density, delay),
         rank=world.rank,
         world_size=world.size,
         every=every,
@@ -153,7 +156,7 @@ class ShareSieve:
         if self._inside:
             raise RuntimeError("shared() must be left before it is entered again")
         self.driver.wait()
-        weights, everywhere = self.replica.weights, slice(0, self.replica.weights.n)
+        weights, everywhere = self.replica.weights, self.replica.weights.all
         own = weights.read(everywhere)
         weights.write_(everywhere, weights.shared)
         self._inside = True
@@ -192,7 +195,7 @@ class ShareSieve:
         state = dict(state_dict)
         if "pending" not in state:
             raise ValueError(f"state must have the key pending, got {sorted(state)}")
-        pending = from_state(state.pop("pending"), self.replica.weights.n)
+        pending = from_state(state.pop("pending"), self.replica.weights)
         self.driver.wait()
         self.replica.load_state_dict(state)
         self.driver.pending = None if pending is None else [pending]
@@ -300,6 +303,15 @@ class ShareSieve:
             return result
 
         scaler.step = watched
+
+
+def _schedule(density: float | str | Auto | Schedule, delay: int) -> Schedule:
+    if isinstance(density, str):
+        one_of("density", density, ["auto"])
+        density = Auto()
+    if isinstance(density, Auto):
+        return AutoDensity(density, HIDDEN if delay else SHOWN)
+    return as_schedule(density)
 
 
 def shared_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:

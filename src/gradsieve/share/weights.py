@@ -1,7 +1,7 @@
 """One replica's weights as one vector that is never made: parameters stay where they are, beside `shared`."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,11 +16,22 @@ Where: TypeAlias = Tensor | slice  # rising positions, or a part of the vector
 
 @dataclass(frozen=True)
 class Part:
-    """The share of one parameter in some positions: its flat weights, where in them, and where in the positions."""
+    """The share of one parameter in some entries: where in the parameter, and where among the entries."""
 
-    flat: Tensor
+    parameter: Tensor
     inside: Where
     among: slice
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Entries of the vector, and the parameters that they belong to."""
+
+    where: Where
+    parts: list[Part]
+
+    def __len__(self) -> int:
+        return self.where.stop - self.where.start if isinstance(self.where, slice) else len(self.where)
 
 
 class Weights:
@@ -47,12 +58,13 @@ class Weights:
         self._starts = torch.tensor(self.starts, device=first.device)
         wide = any(parameter.dtype == torch.float64 for parameter in self.parameters.values())
         self.shared = torch.empty(self.n, dtype=torch.float64 if wide else torch.float32, device=first.device)
+        self._alike = all(parameter.dtype == self.shared.dtype for parameter in self.parameters.values())
         self.agree_()
 
     def agree_(self) -> None:
         """Take the weights as they are for the agreed ones."""
-        for part in self.parts(slice(0, self.n)):
-            self.shared[part.among] = part.flat
+        for parameter, agreed in zip(self.parameters.values(), self.shared.split(self.sizes), strict=True):
+            agreed.copy_(flat(parameter))
 
     def name_of(self, position: int) -> str:
         """The parameter that a position of the vector belongs to."""
@@ -62,52 +74,55 @@ class Weights:
         """The agreed weights of each parameter, flat."""
         return dict(zip(self.parameters, self.shared.split(self.sizes), strict=True))
 
-    def parts(self, where: Where) -> Iterator[Part]:
-        """The positions, parameter by parameter."""
+    @property
+    def all(self) -> Entries:
+        return self.entries(slice(0, self.n))
+
+    def entries(self, where: Where) -> Entries:
+        """The entries at rising positions, or of a part of the vector."""
         if isinstance(where, slice):
             edges = [min(max(start - where.start, 0), where.stop - where.start) for start in [*self.starts, self.n]]
         else:
             edges = [*torch.searchsorted(where, self._starts).tolist(), len(where)]
+        parts = []
         for start, first, behind, parameter in zip(
             self.starts, edges, edges[1:], self.parameters.values(), strict=False
         ):
             if first == behind:
                 continue
-            among = slice(first, behind)
+            inside: Where
             if isinstance(where, slice):
-                yield Part(flat(parameter), slice(where.start + first - start, where.start + behind - start), among)
+                inside = slice(where.start + first - start, where.start + behind - start)
             else:
-                yield Part(flat(parameter), where[among] - start, among)
+                inside = where[first:behind] - start
+            parts.append(Part(parameter, inside, slice(first, behind)))
+        return Entries(where, parts)
 
-    def read(self, where: Where) -> Tensor:
-        """The weights at these positions, as wide as `shared`."""
-        values = self._like(where)
-        for part in self.parts(where):
-            values[part.among] = part.flat[part.inside].to(values.dtype)
+    def read(self, entries: Entries) -> Tensor:
+        """The weights at these entries, as wide as `shared`."""
+        values = self.shared.new_empty(len(entries))
+        for part in entries.parts:
+            values[part.among] = flat(part.parameter)[part.inside]
         return values
 
-    def write_(self, where: Where, values: Tensor) -> None:
-        """Set the weights at these positions."""
-        for part in self.parts(where):
-            part.flat[part.inside] = values[part.among].to(part.flat.dtype)
+    def write_(self, entries: Entries, values: Tensor) -> None:
+        """Set the weights at these entries."""
+        for part in entries.parts:
+            target = flat(part.parameter)
+            target[part.inside] = values[part.among].to(target.dtype)
 
-    def rounded(self, where: Where, values: Tensor) -> Tensor:
-        """The values as weights at these positions can hold them."""
-        result = self._like(where)
-        for part in self.parts(where):
-            result[part.among] = values[part.among].to(part.flat.dtype).to(result.dtype)
+    def rounded(self, entries: Entries, values: Tensor) -> Tensor:
+        """The values as weights at these entries can hold them."""
+        if self._alike:
+            return values
+        result = self.shared.new_empty(len(entries))
+        for part in entries.parts:
+            result[part.among] = values[part.among].to(part.parameter.dtype).to(result.dtype)
         return result
 
-    def drift(self, where: Where) -> Tensor:
-        """How far the weights at these positions are from the agreed ones, in float32."""
-        agreed = self.shared[where]
-        result = torch.empty(agreed.shape, device=agreed.device)
-        for part in self.parts(where):
-            result[part.among] = ops.drift(agreed[part.among], part.flat[part.inside])
-        return result
-
-    def _like(self, where: Where) -> Tensor:
-        return self.shared.new_empty(where.stop - where.start if isinstance(where, slice) else len(where))
+    def drift(self, entries: Entries, own: Tensor) -> Tensor:
+        """How far this replica's `own` weights at these entries are from the agreed ones, in float32."""
+        return (self.rounded(entries, self.shared[entries.where]) - own).float()
 
 
 class Drift:
@@ -136,12 +151,12 @@ class Drift:
 
     def _find(self, threshold: float, counts: Tensor | None) -> tuple[Tensor, Tensor]:
         found = []
-        for part in self.weights.parts(slice(*self.span)):
+        for part in self.weights.entries(slice(*self.span)).parts:
             assert isinstance(part.inside, slice)
-            start = self.span[0] + part.among.start - part.inside.start
+            start, own = self.span[0] + part.among.start - part.inside.start, flat(part.parameter)
             positions, values, bad = ops.drift_select(
-                self.weights.shared[start : start + len(part.flat)],
-                part.flat,
+                self.weights.shared[start : start + len(own)],
+                own,
                 threshold,
                 part.inside.start,
                 part.inside.stop,

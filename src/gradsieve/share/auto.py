@@ -1,0 +1,120 @@
+"""`density="auto"`: send as much as travels while the next forward and backward pass are computed.
+
+What an exchange takes is a latency and a time for each byte, so it grows with the density along a line. The line is
+measured while training: workers tell each other, once in a while, how long computing and exchanging took, and all
+derive the same density from the same numbers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from gradsieve._check import fraction
+from gradsieve.collectives import AllGather, Program
+
+AT_LEAST, AT_MOST = 1e-3, 1.0
+WINDOW = 8  # rounds that are measured before the density may change
+HIDDEN, SHOWN = 0.8, 0.2  # of the computing time: what an exchange may take beside it, and where it is waited for
+LARGEST_CHANGE = 4.0  # by which the density is multiplied or divided at once
+WORTH_IT = 1.1  # a smaller change than this is left for later
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Limits of a density that follows the network: see `share`."""
+
+    at_least: float = AT_LEAST
+    at_most: float = AT_MOST
+
+    def __post_init__(self) -> None:
+        fraction("at_least", self.at_least)
+        fraction("at_most", self.at_most)
+        if self.at_least > self.at_most:
+            raise ValueError(f"at_least must not be above at_most, {self.at_most}, got {self.at_least}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of an exchange: `latency + slope * density`."""
+
+    latency: float
+    slope: float
+
+    def density(self, seconds: float) -> float:
+        """What can be exchanged in this time."""
+        left = seconds - self.latency
+        return left / self.slope if self.slope > 0 else math.copysign(math.inf, left)
+
+
+class AutoDensity:
+    """The density of each round, as a schedule that learns. The state is the same on all workers."""
+
+    def __init__(self, limits: Auto, allowed: float) -> None:
+        self.limits, self.allowed = limits, allowed
+        self.density = limits.at_least
+        self.points: list[tuple[float, float]] = []  # density and seconds of the last two that differ
+        self.why = "not measured yet"
+        self._computing: list[float] = []
+        self._exchanging: list[float] = []
+
+    def __call__(self, step: int) -> float:
+        return self.density
+
+    def note(self, computing: float, exchanging: float) -> None:
+        """Seconds of this worker's last step without the exchange, and of its last exchange."""
+        self._computing.append(computing)
+        self._exchanging.append(exchanging)
+
+    def agree(self, world_size: int) -> Program[None]:
+        """Before a round: choose the density anew if enough was measured since the last time."""
+        if len(self._exchanging) < WINDOW:  # the same on all workers: all made the same rounds
+            return
+        own = torch.tensor([median(self._computing), median(self._exchanging)], dtype=torch.float64)
+        self._computing, self._exchanging = [], []
+        rows: Sequence[Any] = [row.tolist() for row in (yield AllGather("auto", own[None], [1] * world_size))]
+        # Whoever comes last to an exchange waits for nobody: its time is that of the network.
+        self.learn(sum(row[0][0] for row in rows) / world_size, min(row[0][1] for row in rows))
+
+    def learn(self, computing: float, exchanging: float) -> None:
+        """Choose the density, knowing what a step takes and what an exchange at the present density takes."""
+        self.points = [point for point in self.points if not _alike(point[0], self.density)][-1:]
+        self.points.append((self.density, exchanging))
+        line, room = line_through(self.points), self.allowed * computing
+        wanted = min(max(line.density(room), self.density / LARGEST_CHANGE), self.density * LARGEST_CHANGE)
+        wanted = min(max(wanted, self.limits.at_least), self.limits.at_most)
+        if max(wanted / self.density, self.density / wanted) >= WORTH_IT or wanted == self.limits.at_most:
+            self.density = wanted
+        self.why = (
+            f"exchanging took {exchanging * 1e3:.3g} ms, {line.latency * 1e3:.3g} ms of it latency; "
+            f"{room * 1e3:.3g} ms are free in {computing * 1e3:.3g} ms of computing"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"density": self.density, "points": [list(point) for point in self.points]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.density = fraction("density", state["density"])
+        self.points = [(float(density), float(seconds)) for density, seconds in state["points"]]
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> Line:
+    """The line through two points; from one alone, all of its time counts as latency's share and bytes' alike.
+
+    >>> line_through([(0.01, 0.003), (0.02, 0.004)])
+    Line(latency=0.002, slope=0.1)
+    """
+    density, seconds = points[-1]
+    if len(points) < 2:
+        return Line(seconds / 2, seconds / 2 / density)
+    other, before = points[0]
+    slope = max(0.0, (seconds - before) / (density - other))
+    latency = min(max(0.0, seconds - slope * density), seconds)
+    return Line(round(latency, 9), round(slope, 9))
+
+
+def _alike(one: float, other: float) -> bool:
+    return max(one / other, other / one) < WORTH_IT
