@@ -25,6 +25,7 @@ ORDER = [
     "replicas",
     "checkpoint",
     "ddp",
+    "share",
     "launch",
     "lab",
     "tasks",

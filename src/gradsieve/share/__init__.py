@@ -1,0 +1,1 @@
+"""Exchange of weights between workers that each train a replica of their own."""

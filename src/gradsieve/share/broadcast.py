@@ -1,0 +1,14 @@
+"""One start for all replicas: the weights of worker 0."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gradsieve.collectives import Broadcast, Program
+
+
+def broadcast_(tensors: Sequence[Tensor]) -> Program[None]:
+    """Replace every tensor by that of worker 0, integers included."""
+    for tensor in tensors:
+        own = tensor.detach()
+        own.copy_((yield Broadcast("weights", own.reshape(-1), root=0)).view_as(own))
