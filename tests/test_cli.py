@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +37,14 @@ def test_demo_compares_in_real_processes(tmp_path: Path) -> None:
     done = run("demo", "--workers", "2", "--steps", "12", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines()[:-1]) <= COLUMNS  # the last is a path
-    for method in ("dense", "topk", "powersgd", "exdyna"):
+    for method in ("dense", "alone", "exdyna", "topk", "powersgd"):
         assert f" {method} " in done.stdout
         assert f"{method}  12/12  loss" in done.stderr
     assert done.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
+    average = next(out.glob("average-every-*"))
     assert sorted(path.name for path in out.iterdir()) == [
+        "alone",
+        average.name,
         "dense",
         "exdyna",
         "powersgd",
@@ -50,7 +54,10 @@ def test_demo_compares_in_real_processes(tmp_path: Path) -> None:
         "topk",
     ]
     rows = list(csv.DictReader((out / "summary.csv").open()))
-    assert [row["method"] for row in rows] == ["dense", "topk", "powersgd", "exdyna"]
+    methods = ["dense", "alone", "exdyna", "topk", "powersgd", average.name.replace("-every-", " every=")]
+    assert [row["method"] for row in rows] == methods
+    assert [float(row["gain_kept"]) for row in rows[:2]] == [1.0, 0.0]
+    assert re.search(r" dense .*\b100 % .*\n alone .*\b0 % ", done.stdout)
 
 
 def test_compare_on_virtual_workers_is_the_same_every_time(tmp_path: Path) -> None:
@@ -110,6 +117,11 @@ def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
         (("demo", "--density", "1.5"), "density must be in (0, 1], got 1.5"),
         (("demo", "--workers", "0"), "workers must be at least 1, got 0"),
         (("demo", "--sparsifiers", "dense,none"), "sparsifier must be one of dense, topk"),
+        (("train", "mlp", "--sparsifier", "average"), "average needs the number of steps from one average"),
+        (("simulate", "mlp", "--sparsifier", "average"), "such as average:every=100; only compare can choose it"),
+        (("train", "mlp", "--sparsifier", "average:every=0"), "every must be at least 1, got 0"),
+        (("train", "mlp", "--sparsifier", "alone:every=2"), "option of alone must be one of (none), got 'every'"),
+        (("compare", "mlp", "--sparsifiers", "dense,alone,average"), "as many bytes as a sparse method beside it"),
         (("train",), "task must be one of logreg, mlp, cnn, resnet, vgg, lstm, bert, ncf, got none"),
         (("train", "resnt"), "got 'resnt': did you mean resnet?"),
         (("train", "mlp", "--sparsifier", "exdina"), "got 'exdina': did you mean exdyna?"),

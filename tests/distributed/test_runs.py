@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from test_launch import alive, wait_until
 
 from gradsieve.experiments.methods import parse_method
@@ -61,6 +63,36 @@ def test_processes_do_what_virtual_workers_do(tmp_path: Path, method: str) -> No
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
         assert one["bytes"] == pytest.approx(other["bytes"], rel=0.02, abs=600)  # the handshake's labels
     assert real.metrics[-1]["value"] == pytest.approx(virtual.metrics[-1]["value"], abs=0.02)
+
+
+@pytest.mark.parametrize("method", ["alone", "average:every=7"])
+def test_replicas_in_processes_are_those_of_virtual_workers(tmp_path: Path, method: str) -> None:
+    """To the last bit, with as many threads."""
+    settings = replace(TINY, workers=3, optimizer="adam").with_method(parse_method(method, 1.0))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        virtual = train(replace(settings, virtual=True), tmp_path / "virtual")
+    finally:
+        torch.set_num_threads(threads)
+    real = train(settings, tmp_path / "real")
+    assert [line["value"] for line in real.metrics] == [line["value"] for line in virtual.metrics]
+    assert [line["bytes"] for line in real.steps] == [line["bytes"] for line in virtual.steps]
+    parts = [sorted(path.glob("checkpoint/step-*/rank-*.safetensors")) for path in (real.folder, virtual.folder)]
+    assert [len(files) for files in parts] == [3, 1 if method == "alone" else 3]
+    for ours, theirs in zip(*parts, strict=False):
+        one, other = load_file(ours), load_file(theirs)
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_replicas_resume_in_other_processes(tmp_path: Path) -> None:
+    settings = replace(TINY, decay="constant", warm_up=0.0).with_method(parse_method("average:every=5", 1.0))
+    whole = train(settings, tmp_path / "whole")
+    first = train(replace(settings, steps=10), tmp_path / "parts")
+    resumed = train(Settings.from_dict({**first.settings, "steps": 20}), tmp_path / "parts", resume=True)
+    assert [line["loss"] for line in resumed.steps] == [line["loss"] for line in whole.steps]
+    with pytest.raises(ValueError, match="go on with --workers 2"):
+        train(Settings.from_dict({**first.settings, "steps": 30, "workers": 3}), tmp_path / "parts", resume=True)
 
 
 @pytest.mark.parametrize(("method", "saved"), [("dense", 1), ("fp16", 2), ("powersgd:start=2", 3)])

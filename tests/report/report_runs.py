@@ -34,10 +34,10 @@ def make_run(
     """A run of the method that `name` begins with."""
     chance = random.Random(f"{name}{steps}{settings}")
     method = name.split()[0]
-    hook, workers = method in ("dense", "fp16", "powersgd"), settings.get("workers", 4)
+    hook, workers = method in ("dense", "fp16", "powersgd", "alone"), settings.get("workers", 4)
     density = 1.0 if hook else density
     dense_bytes = 2 * 4 * N * (workers - 1) / workers
-    sent = {"dense": 1.0, "fp16": 0.5, "powersgd": 0.022}.get(method, 2 * density)
+    sent = {"dense": 1.0, "alone": 0.0, "fp16": 0.5, "powersgd": 0.022}.get(method, 2 * density)
     lines, metrics, done_bytes, done_seconds = [], [], 0.0, 0.0
     for step in range(steps + 1):
         part = step / max(1, steps)
@@ -51,7 +51,7 @@ def make_run(
         union = {"topk": 3.1 - 0.7 * part}.get(method, 1 + 0.9 * math.exp(-20 * part)) * math.exp(
             chance.gauss(0, 0.04)
         )
-        real = 1.0 if hook else density * union
+        real = float(sent > 0) if hook else density * union
         k = round(N * density)
         norm = (
             None if hook else 4 * (1 - math.exp(-8 * part)) * (0.8 if method == "topk" else 1) + chance.random() / 9

@@ -163,3 +163,13 @@ def test_the_tables_for_those_who_go_on(tmp_path: Path) -> None:
     assert len(steps) == 51 + 11  # the metric before the first step has a line of its own
     assert [row["steps_done"] for row in steps if row["run"] == "exdyna" and row["metric"]] == ["0", "25", "50"]
     assert float(steps[1]["forward_seconds"]) > 0
+
+
+def test_the_gain_kept_is_in_the_page_and_in_the_csv(tmp_path: Path) -> None:
+    runs = [*four_runs(), make_run("alone", final=0.9)]
+    assert re.search(r">gain kept<", render(runs))
+    assert not re.search(r">gain kept<", render(four_runs()))
+    write_csv(runs, tmp_path)
+    kept = {row["run"]: row["gain_kept"] for row in csv.DictReader((tmp_path / "summary.csv").open())}
+    assert (float(kept["dense"]), float(kept["alone"])) == (1, 0)
+    assert float(kept["exdyna"]) > 0

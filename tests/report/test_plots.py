@@ -44,7 +44,7 @@ def test_a_plot_without_data_says_why() -> None:
     found = plots([empty("topk")])
     assert all(not plot.data and plot.missing for plot in found.values())
     assert plots([make_run("topk")])["threshold"].missing == "no method here has one"
-    assert plots([make_run("dense")])["density"].missing == "every update covers all entries"
+    assert plots([make_run("dense")])["density"].missing == "every step sends everything or nothing"
 
 
 def test_runs_without_points_are_left_out_of_legends() -> None:

@@ -6,7 +6,7 @@ import pytest
 from report_runs import four_runs, make_run
 
 from gradsieve.experiments.records import Run
-from gradsieve.experiments.summary import Summary, summarise
+from gradsieve.experiments.summary import Summary, summarise, summarise_all
 from gradsieve.report.style import NEUTRAL, Shown
 from gradsieve.report.table import Table, make_table, size, times
 from gradsieve.report.words import sentence
@@ -52,6 +52,16 @@ def test_a_lower_metric_may_be_better() -> None:
     metric = {"name": "perplexity", "higher_is_better": False, "percent": False}
     runs = [make_run("dense", final=31.0, metric=metric), make_run("topk", final=35.0, metric=metric)]
     assert [best for _, best in column(table(runs, PERPLEXITY), "perplexity", "last")] == [True, False]
+
+
+def test_the_gain_kept_stands_beside_the_metric() -> None:
+    runs = [make_run("dense", final=0.95), make_run("alone", final=0.85), make_run("topk", final=0.90)]
+    shown = [Shown(run, run.name, NEUTRAL, i) for i, run in enumerate(runs)]
+    found = make_table(shown, summarise_all(runs), ACCURACY)
+    dense, alone, topk = (text for text, _ in column(found, "accuracy", "gain kept"))
+    assert (dense, alone) == ("100 %", "0 %")
+    assert 40 < int(topk.removesuffix(" %")) < 60
+    assert "gain kept" not in table(runs).heads  # each was summarised on its own
 
 
 def test_nothing_is_best_alone_or_among_equals() -> None:
@@ -114,6 +124,12 @@ def test_units() -> None:
 )
 def test_the_sentence(labels: list[str], rows: list[Summary], metric: Metric, said: str) -> None:
     assert sentence(labels, rows, metric) == said
+
+
+def test_the_sentence_is_not_about_yardsticks() -> None:
+    labels, rows = ["dense", "alone", "average every=9", "topk"], [made(1.0), made(None), made(99.0), made(18.0)]
+    assert sentence(labels, rows, ACCURACY).startswith("topk ends at")
+    assert sentence(labels[:2], rows[:2], ACCURACY).endswith("the same as dense, without sending anything.")
 
 
 def test_the_sentence_without_dense() -> None:

@@ -40,19 +40,21 @@ def info(as_json: AsJson = False) -> None:
 
     Example: gradsieve info --json
     """
-    from gradsieve.experiments.methods import PEERS
+    from gradsieve.experiments.methods import PEERS, REPLICATED
     from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
     from gradsieve.tasks import TASKS
 
     known: dict[str, dict[str, Any]] = {name: make_sparsifier(name).options() for name in SPARSIFIERS}
     tasks = {name: {"datasets": made.DATASETS, "models": made.MODELS} for name, made in TASKS.items()}
     if as_json:
-        print_json({"conditions": conditions(), "sparsifiers": known, "hooks": PEERS, "tasks": tasks})
+        methods = {"sparsifiers": known, "hooks": PEERS, "replicas": REPLICATED}
+        print_json({"conditions": conditions(), **methods, "tasks": tasks})
         return
     out = console()
     for name, value in conditions().items():
         out.print(f"{name:<12}{value}")
-    for title, entries in (("sparsifiers", known), ("torch's own hooks", PEERS)):
+    groups = {"sparsifiers": known, "torch's own hooks": PEERS, "a replica for each worker": REPLICATED}
+    for title, entries in groups.items():
         out.print(title)
         for name, options in entries.items():
             out.print(f"  {name:<16}" + ", ".join(f"{key}={json.dumps(value)}" for key, value in options.items()))

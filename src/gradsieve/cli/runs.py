@@ -3,6 +3,7 @@
 import dataclasses
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -18,17 +19,15 @@ from gradsieve.experiments import comparing, running
 from gradsieve.experiments.methods import Method, parse_method, parse_methods
 from gradsieve.experiments.records import Run, read_run
 from gradsieve.experiments.settings import Settings
-from gradsieve.experiments.summary import Summary, summarise
+from gradsieve.experiments.summary import summarise, summarise_all
 from gradsieve.report import write_csv, write_report
-from gradsieve.report.table import size
+from gradsieve.report.table import size, whole_percent
 from gradsieve.tasks import TASKS
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", show_default=False, help=f"One of {', '.join(TASKS)}.")]
-Sparsifier = Annotated[
-    str, typer.Option(help="A sparsifier, fp16 or powersgd; options as in cltk:beta=0.1. See: gradsieve info")
-]
+Sparsifier = Annotated[str, typer.Option(help="A method; options as in cltk:beta=0.1. See: gradsieve info")]
 NewFolder = Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")]
-DEMO = "dense,topk,powersgd,exdyna"
+DEMO = "dense,alone,exdyna,topk,powersgd,average"
 _MAY_CHANGE = ("steps", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
 SIMULATED = (  # what `simulate --json` prints, and in which order
     "task",
@@ -105,8 +104,8 @@ def compare(
     options: dict[str, Any],
     task: TaskName,
     sparsifiers: Annotated[
-        str, typer.Option(help="Separated by commas; fp16 and powersgd are torch's own hooks.")
-    ] = "dense,topk,cltk,hard_threshold,sidco,exdyna",
+        str, typer.Option(help="Separated by commas; gain kept needs dense and alone.")
+    ] = "dense,alone,exdyna,topk,cltk,hard_threshold,sidco,average",
     virtual: Annotated[bool, typer.Option("--virtual", help="Virtual workers in one process.")] = False,
     out: NewFolder = None,
     as_json: AsJson = False,
@@ -167,7 +166,7 @@ def demo(
     out: NewFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare four methods in real processes: 2 minutes.
+    """Compare six methods in real processes: 2 minutes.
 
     The images are scikit-learn's digits; nothing is downloaded.
 
@@ -198,7 +197,7 @@ def report(
         if csv is not None:
             write_csv(found, csv)
     if as_json:
-        print_json({"report": str(out), "runs": [dataclasses.asdict(summarise(run)) for run in found]})
+        print_json({"report": str(out), "runs": [dataclasses.asdict(row) for row in summarise_all(found)]})
     else:
         typer.echo(f"report of {len(found)} run{'s' * (len(found) > 1)}: {out}")
 
@@ -206,8 +205,7 @@ def report(
 def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: bool) -> None:
     with clear_errors():
         running.check_new(folder)
-        for method in methods:
-            settings.with_method(method)
+        comparing.check(settings, methods)
     stop = running.Stop()
     with _watched(settings, as_json, stop) as listen:
         runs = comparing.compare(settings, methods, folder, listen, stop)
@@ -276,7 +274,7 @@ def _runs_in(path: Path) -> list[Run]:
 
 
 def _print_results(runs: list[Run], as_json: bool) -> None:
-    rows = [summarise(run) for run in runs]
+    rows = summarise_all(runs)
     if as_json:
         print_json([dataclasses.asdict(row) for row in rows])
         return
@@ -285,35 +283,44 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
     first, metric = rows[0], runs[0].metric
     kind = "virtual workers" if first.virtual else "processes"
     in_lab = any(row.wire_bytes_per_step is not None for row in rows)
+    gains = any(row.gain_kept is not None for row in rows)
+    columns = {metric.name: [_shown(metric.show, row.metric_last) for row in rows]}
+    if gains:
+        columns["gain\nkept"] = [_shown(whole_percent, row.gain_kept) for row in rows]
+    if not in_lab:
+        columns["density"] = [f"{row.density_mean:.3g}" for row in rows]
+    columns["bytes\na step"] = [size(row.bytes_per_step) for row in rows]
+    if in_lab:
+        columns["counted"] = [_shown(size, row.wire_bytes_per_step) for row in rows]
+    columns["saved"] = [_shown(lambda times: f"{times:.3g}x", row.compression) for row in rows]
+    times = {"select": "select_ms", "comm.": "communicate_ms", "step": "step_ms"}
+    for heading, field in list(times.items())[gains:]:  # there is no room for all
+        columns[heading] = [f"{getattr(row, field):.1f}" for row in rows]
+    columns["time"] = [clock(row.seconds) for row in rows]
     made = table(
         f"{first.task} on {first.dataset}: {first.workers} {kind}, {first.steps} steps, "
         f"{first.parameters:,} parameters",
         ["method"],
-        [
-            metric.name,
-            *(["bytes a step", "counted"] if in_lab else ["density", "bytes a step"]),
-            *["saved", "select", "comm.", "step", "time"],
-        ],
+        list(columns),
     )
-    for row in rows:
-        shown = "" if row.metric_last is None else metric.show(row.metric_last)
-        made.add_row(row.method, shown, *_sent(row, in_lab), *_figures(row))
+    for place, row in enumerate(rows):
+        made.add_row(row.method, *(texts[place] for texts in columns.values()))
     console().print(made)
-    counted = " counted: what a host's interface really sent in a step, headers included." if in_lab else ""
-    console().print(
-        f"{metric.name}: after the last step. bytes: of one worker on the wire.{counted} saved: "
-        "bytes of plain data-parallel training against these. select, comm., step: median ms of a step and worker."
+    console().print(_legend(metric.name, in_lab, gains))
+
+
+def _legend(metric: str, in_lab: bool, gains: bool) -> str:
+    return " ".join(
+        [
+            f"{metric}: after the last step.",
+            *(["gain kept: of what dense gains over alone."] if gains else []),
+            "bytes: of one worker on the wire.",
+            *(["counted: what a host's interface really sent in a step, headers included."] if in_lab else []),
+            "saved: bytes of plain data-parallel training against these.",
+            f"{'' if gains else 'select, '}comm., step: median ms of a step and worker.",
+        ]
     )
 
 
-def _sent(row: Summary, in_lab: bool) -> list[str]:
-    metered, counted = size(row.bytes_per_step), row.wire_bytes_per_step
-    return [metered, "" if counted is None else size(counted)] if in_lab else [f"{row.density_mean:.3g}", metered]
-
-
-def _figures(row: Summary) -> list[str]:
-    return [
-        "" if row.compression is None else f"{row.compression:.3g}x",
-        *(f"{value:.1f}" for value in (row.select_ms, row.communicate_ms, row.step_ms)),
-        clock(row.seconds),
-    ]
+def _shown(show: Callable[[float], str], value: float | None) -> str:
+    return "" if value is None else show(value)

@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve import checkpoint
 from gradsieve.collectives import ring_all_reduce_bytes
 from gradsieve.ddp import sparsify
-from gradsieve.experiments.facts import Facts, facts_of
+from gradsieve.experiments.bare_state import bare_state
+from gradsieve.experiments.facts import Facts, facts_of, full_facts
 from gradsieve.experiments.methods import DENSE, is_hook
 from gradsieve.experiments.settings import Settings
 from gradsieve.worlds import ProcessGroupWorld
@@ -126,28 +127,14 @@ class HookCarrier:
         self._inside, self._last = 0.0, time.perf_counter()
 
     def end(self) -> Facts:
-        size = self.world.size
-        shared = {
-            "finite": True,
-            "density": 1.0,
-            "k": self.n,
-            "union": self.n,
-            "selected": self.n,
-            "imbalance": 1.0,
-            "buildup": 1.0 if self.settings.sparsifier == DENSE else None,
-            "threshold": None,
-            "collectives": self._calls,
-        }
-        error = 0.0 if self.settings.sparsifier == DENSE else float("nan")
-        own = {
-            "error": error,
-            "residual_norm": error,
-            "bytes": ring_all_reduce_bytes(self._handed, size),
-            "select": self._inside,
-            "communicate": time.perf_counter() - self._last,
-            "measure": 0.0,
-        }
-        return Facts(shared, own)
+        return full_facts(
+            self.n,
+            collectives=self._calls,
+            ring_bytes=ring_all_reduce_bytes(self._handed, self.world.size),
+            select=self._inside,
+            communicate=time.perf_counter() - self._last,
+            exact=self.settings.sparsifier == DENSE,
+        )
 
     def save(self, folder: Path, extra: dict[str, Any]) -> None:
         self.world.run([checkpoint.save(folder, self._state(extra["step"]), {}, extra)])
@@ -159,12 +146,4 @@ class HookCarrier:
 
     def _state(self, step: int) -> dict[str, Any]:
         """Nothing but the step: PowerSGD's memory is torch's own and begins anew."""
-        return {
-            "rank": self.world.rank,
-            "world_size": self.world.size,
-            "step": step,
-            "sparsifier": self.settings.sparsifier,
-            "options": self.settings.options,
-            "n": 0,
-            "residual": torch.empty(0),
-        }
+        return bare_state(self.settings, self.world.rank, self.world.size, step)

@@ -13,6 +13,7 @@ from gradsieve import checkpoint
 from gradsieve.experiments.carriers import attach
 from gradsieve.experiments.facts import Facts, facts_of
 from gradsieve.experiments.feed import Feed
+from gradsieve.experiments.replica import Replica
 from gradsieve.experiments.settings import Settings
 from gradsieve.reducer import SparseReducer
 from gradsieve.schedules import as_schedule
@@ -26,13 +27,16 @@ _TEST_BATCH = 256
 
 
 class Engine(Protocol):
-    """Brings the workers' gradients into the model's parameters."""
+    """Takes training steps with all workers of this process."""
 
-    model: nn.Module
     leads: bool  # whether this process writes records
 
-    def gradients(self, step: int) -> Facts:
-        """One forward and backward pass of every worker; their mean gradient, as sent, is then in `.grad`."""
+    @property
+    def model(self) -> nn.Module:
+        """The model that is evaluated."""
+
+    def step(self, step: int, lr: float) -> Facts:
+        """One whole step of every worker: forward, backward, communication, optimizer."""
 
     def mean(self, numbers: Tensor) -> Tensor:
         """The mean over the processes, on each of them."""
@@ -40,11 +44,11 @@ class Engine(Protocol):
     def evaluate(self) -> float | None:
         """The task's metric; None in processes that do not lead."""
 
-    def save(self, folder: Path, extra: dict[str, Any]) -> None:
-        """Write a checkpoint of all workers."""
+    def save(self, folder: Path, done: int) -> None:
+        """Write a checkpoint of all workers after `done` steps."""
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        """Read it; returns `extra`."""
+    def load(self, folder: Path) -> int:
+        """Continue from it; returns how many steps were done."""
 
 
 class ProcessEngine:
@@ -59,8 +63,13 @@ class ProcessEngine:
         if self.leads:
             task.start(self.model)
         self.ddp, self.carrier = attach(self.model, settings)
+        self.replica = Replica(self.model, settings)
 
-    def gradients(self, step: int) -> Facts:
+    def step(self, step: int, lr: float) -> Facts:
+        self.replica.optimizer.zero_grad()
+        return updated(self.replica, lr, self._gradients(step))
+
+    def _gradients(self, step: int) -> Facts:
         begun = time.perf_counter()
         batch = self.feed.batch(step)
         started = time.perf_counter()
@@ -91,12 +100,12 @@ class ProcessEngine:
         if buffers:
             vector_to_parameters(self.mean(parameters_to_vector(buffers)), buffers)
 
-    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+    def save(self, folder: Path, done: int) -> None:
         self._average_buffers()
-        self.carrier.save(folder, extra)
+        self.carrier.save(folder, {"step": done, **self.replica.state_dict()})
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        return self.carrier.load(folder)
+    def load(self, folder: Path) -> int:
+        return continued(self.replica, self.carrier.load(folder))
 
 
 class VirtualEngine:
@@ -124,8 +133,12 @@ class VirtualEngine:
         ]
         for reducer in self.reducers:
             reducer.open(sum(parameter.numel() for parameter in self.parameters), torch.device("cpu"))
+        self.replica = Replica(self.model, settings)
 
-    def gradients(self, step: int) -> Facts:
+    def step(self, step: int, lr: float) -> Facts:
+        return updated(self.replica, lr, self._gradients(step))
+
+    def _gradients(self, step: int) -> Facts:
         grads, losses, forward, backward = [], [], 0.0, 0.0
         for feed in self.feeds:
             batch = feed.batch(step)
@@ -159,11 +172,12 @@ class VirtualEngine:
         total, count = score(self.task, self.data, self.model, 0, 1)
         return self.task.value(total / count, self.model)
 
-    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+    def save(self, folder: Path, done: int) -> None:
+        extra = {"step": done, **self.replica.state_dict()}
         states = [reducer.state_dict() for reducer in self.reducers]
         self.world.run([checkpoint.save(folder, state, {}, extra) for state in states])
 
-    def load(self, folder: Path) -> dict[str, Any]:
+    def load(self, folder: Path) -> int:
         states = self.world.run([checkpoint.load(folder, r.state_dict(), {}) for r in self.reducers])
         extra: dict[str, Any] = {}
         for reducer, state in zip(self.reducers, states, strict=True):
@@ -174,7 +188,20 @@ class VirtualEngine:
             reducer.load_state_dict(state)
             if planned:  # the run may have become longer or shorter since
                 cast(Exclusive, reducer.sparsifier).set_total_steps(planned)
-        return extra
+        return continued(self.replica, extra)
+
+
+def updated(replica: Replica, lr: float, facts: Facts) -> Facts:
+    """A step with its optimizer step, which a skipped one does not have, on any worker."""
+    if facts.shared["finite"]:
+        facts.own["step"] += replica.update(lr)
+    return facts
+
+
+def continued(replica: Replica, extra: dict[str, Any]) -> int:
+    """Load what a checkpoint keeps for all workers; returns how many steps were done."""
+    replica.load_state_dict(extra)
+    return int(extra["step"])
 
 
 def make_feeds(task: Task, data: Data, settings: Settings) -> list[Feed]:

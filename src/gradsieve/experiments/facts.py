@@ -53,3 +53,40 @@ def facts_of(report: StepReport) -> Facts:
         "measure": seconds.get("measure", 0.0),
     }
     return Facts(shared, own)
+
+
+def full_facts(
+    n: int,
+    *,
+    collectives: int = 0,
+    ring_bytes: float = 0.0,
+    select: float = 0.0,
+    communicate: float = 0.0,
+    exact: bool = False,
+) -> Facts:
+    """A step that sends for all `n` elements at once; with n = 0 one that sends nothing.
+
+    Args:
+        exact: what arrives is the exact mean gradient, so that nothing is held back.
+    """
+    error = 0.0 if exact else float("nan")
+    shared = {
+        "finite": True,
+        "density": float(n > 0),
+        "k": n,
+        "union": n,
+        "selected": n,
+        "imbalance": 1.0,
+        "buildup": 1.0 if exact else None,
+        "threshold": None,
+        "collectives": collectives,
+    }
+    own = {
+        "error": error,
+        "residual_norm": error,
+        "bytes": ring_bytes,
+        "select": select,
+        "communicate": communicate,
+        "measure": 0.0,
+    }
+    return Facts(shared, own)

@@ -1,4 +1,4 @@
-"""What can be compared: the sparsifiers, and torch's own hooks that a user would take instead."""
+"""What can be compared: the sparsifiers, torch's own hooks that a user would take instead, and yardsticks."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,11 +13,16 @@ PEERS: dict[str, dict[str, Any]] = {  # name -> options and their defaults
     "fp16": {},
     "powersgd": {"rank": 1, "start": 10},  # rank of the approximation; steps before it begins, at least 2
 }
+ALONE, AVERAGE = "alone", "average"
+REPLICATED: dict[str, dict[str, Any]] = {  # every worker trains a replica of its own; options as above
+    ALONE: {},
+    AVERAGE: {"every": None},  # steps from one average to the next; None: as many as make its bytes a sparse run's
+}
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to bring the workers' gradients together. `label` tells it from the others of a comparison."""
+    """One way to bring the workers' work together. `label` tells it from the others of a comparison."""
 
     name: str
     density: float
@@ -31,6 +36,16 @@ def is_hook(name: str) -> bool:
     return name == DENSE or name in PEERS
 
 
+def is_sparse(name: str) -> bool:
+    """Whether a method sends a part of what there is: neither everything nor nothing."""
+    return not is_hook(name) and name not in (ALONE, AVERAGE)
+
+
+def is_open(method: Method) -> bool:
+    """Whether an average is to take as many bytes as another run, which has to come first."""
+    return method.name == AVERAGE and method.options["every"] is None
+
+
 def parse_method(text: str, density: float) -> Method:
     """`name` or `name:option=value:option=value`; density and values may be given like options.
 
@@ -41,16 +56,16 @@ def parse_method(text: str, density: float) -> Method:
     'cltk beta=0.1 density=0.05 values=bf16'
     """
     name, *parts = (part.strip() for part in text.split(":"))
-    one_of("sparsifier", name, [*SPARSIFIERS, *PEERS])
+    one_of("sparsifier", name, [*SPARSIFIERS, *PEERS, *REPLICATED])
     options = dict(_option(part, text) for part in parts)
     label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
     density = fraction("density", options.pop("density", density))
-    if name in PEERS:
+    known = {**PEERS, **REPLICATED}
+    if name in known:
         for option, value in options.items():
-            one_of(f"option of {name}", option, PEERS[name] or ["(none)"])
+            one_of(f"option of {name}", option, known[name] or ["(none)"])
             at_least(option, value, 2 if option == "start" else 1)
-        options = {**PEERS[name], **options}
-        return Method(name, 1.0, options, label)
+        return Method(name, 1.0, {**known[name], **options}, label)
     values = one_of("values", options.pop("values", "fp32"), ("fp32",) if name == DENSE else VALUES)
     make_sparsifier(name, **with_steps(options, 1))
     return Method(name, 1.0 if name == DENSE else density, options, label, values)

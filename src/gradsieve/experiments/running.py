@@ -19,7 +19,9 @@ from gradsieve._check import BadInput
 from gradsieve.conditions import conditions
 from gradsieve.experiments.engines import Engine, ProcessEngine, VirtualEngine, make_feeds
 from gradsieve.experiments.feed import Feed
+from gradsieve.experiments.methods import REPLICATED
 from gradsieve.experiments.records import VERSION, Recorder, Run, cut_back, read_run
+from gradsieve.experiments.replica_engines import ProcessReplica, VirtualReplicas
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.training import Training
 from gradsieve.lab.network import network
@@ -151,8 +153,7 @@ def _join(listen: Listen, stop: Stop, job: tuple[Settings, Path, bool, str]) -> 
 def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: str) -> None:
     """One worker's whole run; also all virtual workers'."""
     task, data, feeds, settings = _prepare(settings)
-    make: Callable[..., Engine] = VirtualEngine if settings.virtual else ProcessEngine
-    engine = make(task, data, feeds, settings)
+    engine = _engine_kind(settings)(task, data, feeds, settings)
     training = Training(engine, settings, folder, post)
     if resume:
         step = training.load()
@@ -162,6 +163,12 @@ def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: s
         size = sum(parameter.numel() for parameter in engine.model.parameters())
         _begin(settings, folder, {"n": size, "metric": asdict(task.METRIC), "command": command})
     training.run()
+
+
+def _engine_kind(settings: Settings) -> Callable[..., Engine]:
+    if settings.sparsifier in REPLICATED:
+        return VirtualReplicas if settings.virtual else ProcessReplica
+    return VirtualEngine if settings.virtual else ProcessEngine
 
 
 def _begin(settings: Settings, folder: Path, facts: dict[str, Any]) -> None:

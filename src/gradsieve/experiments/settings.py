@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
-from gradsieve.experiments.methods import PEERS, Method, has_momentum, with_steps
+from gradsieve.experiments.methods import ALONE, AVERAGE, PEERS, Method, has_momentum, with_steps
 from gradsieve.lab.rates import DEFAULT_RATE, Link, parse_links
 from gradsieve.tasks import TASKS, Task, make_task
 from gradsieve.tasks.base import Recipe
@@ -70,7 +70,11 @@ class Settings:
             raise ValueError(
                 f"{self.sparsifier} is torch's own hook and needs real processes: leave it or --virtual out"
             )
-
+        if self.sparsifier == AVERAGE and self.options.get("every") is None:
+            raise ValueError(
+                "average needs the number of steps from one average to the next, such as average:every=100; "
+                "only compare can choose it"
+            )
         self._check_lab()
 
     def _check_lab(self) -> None:
@@ -103,7 +107,8 @@ class Settings:
     def filled(self, task: Task, recipe: Recipe) -> "Settings":
         """All decided: what was left open is as the recipe has it, the learning rate scaled to the batch."""
         batch, steps = self.batch or recipe.batch, self.steps or recipe.steps
-        scale = batch * self.workers / recipe.base_batch if recipe.base_batch and not self.lr else 1.0
+        together = 1 if self.sparsifier == ALONE else self.workers  # whose examples a step learns from
+        scale = batch * together / recipe.base_batch if recipe.base_batch and not self.lr else 1.0
         # Adam's steps do not grow with the gradient: its rate follows the noise, that is the square root.
         optimizer = self.optimizer or recipe.optimizer
         chosen = {name: getattr(self, name) for name in ("momentum", "weight_decay", "warm_up")}

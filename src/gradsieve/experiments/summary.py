@@ -1,11 +1,12 @@
 """A run in one row: pure functions of its record."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from gradsieve.collectives import ring_all_reduce_bytes
+from gradsieve.experiments.gains import gains_kept
 from gradsieve.experiments.records import Line, Run
 
 PHASES = ("forward", "backward", "select", "communicate", "step")
@@ -26,6 +27,7 @@ class Summary:
     metric_name: str
     metric_best: float | None
     metric_last: float | None
+    gain_kept: float | None  # known only beside runs of dense and alone
     loss_last: float | None
     density_target: float
     density_mean: float
@@ -51,6 +53,11 @@ class Summary:
     end: str  # finished, stopped, failed, or unfinished
 
 
+def summarise_all(runs: Sequence[Run]) -> list[Summary]:
+    """The rows of a comparison."""
+    return [replace(summarise(run), gain_kept=gain) for run, gain in zip(runs, gains_kept(runs), strict=True)]
+
+
 def summarise(run: Run) -> Summary:
     """The row of a run, however far it came."""
     steps, settings = run.steps, run.settings
@@ -72,6 +79,7 @@ def summarise(run: Run) -> Summary:
         metric_name=run.metric.name,
         metric_best=(max if run.metric.higher_is_better else min)(values) if values else None,
         metric_last=values[-1] if values else None,
+        gain_kept=None,
         loss_last=losses[-1] if losses else None,
         density_target=target,
         density_mean=_mean(densities),

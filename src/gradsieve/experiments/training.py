@@ -1,7 +1,6 @@
 """The training loop, the same for real and virtual workers."""
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from gradsieve.experiments.board import Board
 from gradsieve.experiments.engines import Engine
 from gradsieve.experiments.facts import OWN, SECONDS, Facts
-from gradsieve.experiments.optimizers import learning_rate, make_optimizer, set_learning_rate
+from gradsieve.experiments.optimizers import learning_rate
 from gradsieve.experiments.records import Line, Recorder, Run
 from gradsieve.experiments.settings import Settings
 from gradsieve.launch import Post
@@ -38,7 +37,6 @@ class Training:
 
     def __init__(self, engine: Engine, settings: Settings, folder: Path, post: Post) -> None:
         self.engine, self.settings, self.folder, self.post = engine, settings, folder, post
-        self.optimizer = make_optimizer(engine.model, settings)
         self.recorder = Recorder(folder)
         self.done = 0
         self.stopping = False
@@ -73,13 +71,7 @@ class Training:
 
     def _step(self, step: int) -> None:
         lr = learning_rate(self.settings, step)
-        set_learning_rate(self.optimizer, lr)
-        self.optimizer.zero_grad()
-        facts = self.engine.gradients(step)
-        started = time.perf_counter()
-        if facts.shared["finite"]:  # a step that was called off changes nothing, on any worker
-            self.optimizer.step()
-        facts.own["step"] += time.perf_counter() - started
+        facts = self.engine.step(step, lr)
         before, self._counted = self._counted, self._counter()
         facts.own["wire_bytes"] = self._counted - before
         facts.shared["lr"] = lr
@@ -140,22 +132,11 @@ class Training:
 
     def save(self) -> None:
         """A checkpoint of everything that the next step needs."""
-        extra = {
-            "step": self.done,
-            "model": self.engine.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        self.engine.save(self.folder / "checkpoint", extra)
+        self.engine.save(self.folder / "checkpoint", self.done)
 
     def load(self) -> int:
         """Take everything from the checkpoint; returns how many steps it had done."""
-        extra = self.engine.load(self.folder / "checkpoint")
-        self.engine.model.load_state_dict(extra["model"])
-        optimizer = extra["optimizer"]
-        # JSON made strings of the parameters' numbers.
-        optimizer["state"] = {int(key): value for key, value in optimizer["state"].items()}
-        self.optimizer.load_state_dict(optimizer)
-        self.done = extra["step"]
+        self.done = self.engine.load(self.folder / "checkpoint")
         return self.done
 
     def go_on(self, record: Run) -> None:

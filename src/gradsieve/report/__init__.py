@@ -10,7 +10,7 @@ from typing import Any
 from gradsieve._files import write_whole
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce.outcomes import Outcome
-from gradsieve.experiments.summary import summarise
+from gradsieve.experiments.summary import summarise_all
 from gradsieve.report.findings import render_findings
 from gradsieve.report.page import render
 from gradsieve.report.style import labels
@@ -36,7 +36,8 @@ def write_csv(runs: Sequence[Run], folder: Path) -> None:
     if not runs:
         raise ValueError("a table must have one run at least, got none")
     names = labels(runs)
-    summaries = [{"run": name, **asdict(summarise(run))} for name, run in zip(names, runs, strict=True)]
+    rows = zip(names, summarise_all(runs), strict=True)
+    summaries = [{"run": name, **asdict(row)} for name, row in rows]
     steps = [line for name, run in zip(names, runs, strict=True) for line in _lines(name, run)]
     texts = {"summary.csv": _csv(summaries), "steps.csv": _csv(steps)}
     for name, text in texts.items():

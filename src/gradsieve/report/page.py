@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gradsieve.experiments.records import Run
-from gradsieve.experiments.summary import summarise
+from gradsieve.experiments.summary import summarise_all
 from gradsieve.lab.rates import DEFAULT_RATE
 from gradsieve.report.lines import Plot
 from gradsieve.report.plots import draw_all
@@ -85,7 +85,7 @@ def fill(template: str, sections: Sequence[Any], **more: object) -> str:
 def make_section(shown: Sequence[Shown]) -> Section:
     """Everything said of runs that can be compared."""
     first = shown[0].run
-    rows, settings = [summarise(each.run) for each in shown], first.settings
+    rows, settings = summarise_all([each.run for each in shown]), first.settings
     model = settings.get("model")
     thing = f"{settings['task']} ({model})" if model and model != settings["task"] else str(settings["task"])
     workers = settings["workers"]

@@ -61,9 +61,11 @@ def density(shown: Sequence[Shown]) -> Plot:
     ]
     about = "The part of the gradient that a step's update covers; dashed grey is what was asked for."
     if sparse and (full := [each.label for each in shown if each not in sparse and each.run.steps]):
-        about += f" Not drawn, because theirs covers every entry: {', '.join(full)}."
+        about += f" Not drawn, because each of their steps sends everything or nothing: {', '.join(full)}."
     layout = axes("step", "realised density", log_y=True, percent=True)
-    reason = "every update covers all entries" if any(each.run.steps for each in shown) else "no run has a step"
+    reason = (
+        "every step sends everything or nothing" if any(each.run.steps for each in shown) else "no run has a step"
+    )
     empty = Plot("density", "realised density", about, layout=layout, missing=reason)
     plot = line_plot(empty, sparse, _steps("density"), noisy=True)
     asked: dict[tuple[object, ...], Json] = {}

@@ -66,6 +66,7 @@ def _columns(metric: Metric, summaries: Sequence[Summary]) -> list[_Column]:
     return [
         _Column(metric.name, "best", lambda s: s.metric_best, shown, lambda s: _times(sign, s.metric_best)),
         _Column(metric.name, "last", lambda s: s.metric_last, shown, lambda s: _times(sign, s.metric_last)),
+        _Column(metric.name, "gain kept", lambda s: s.gain_kept, _each(whole_percent)),
         _Column("density", "mean", _step("density_mean"), _each(percent), _off("density_mean")),
         _Column("density", "worst", _step("density_max"), _each(percent), _off("density_max")),
         _Column(sent, "a step", _step("bytes_per_step"), _each(size), lambda s: s.bytes_per_step or None),
@@ -84,6 +85,14 @@ def percent(value: float) -> str:
     ('1.02 %', '100 %', '0.00123 %')
     """
     return f"{_plain(100 * value)} %"
+
+
+def whole_percent(value: float) -> str:
+    """
+    >>> whole_percent(0.614), whole_percent(-0.05)
+    ('61 %', '-5 %')
+    """
+    return f"{100 * value:.0f} %"
 
 
 def size(value: float) -> str:
