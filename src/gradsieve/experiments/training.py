@@ -78,6 +78,8 @@ class Training:
         facts = self.engine.gradients(step)
         started = time.perf_counter()
         if facts.shared["finite"]:  # a step that was called off changes nothing, on any worker
+            if self.settings.clip:
+                torch.nn.utils.clip_grad_norm_(self.engine.model.parameters(), self.settings.clip)
             self.optimizer.step()
         facts.own["step"] += time.perf_counter() - started
         before, self._counted = self._counted, self._counter()
