@@ -110,7 +110,7 @@ def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
         (("demo", "--density", "1.5"), "density must be in (0, 1], got 1.5"),
         (("demo", "--workers", "0"), "workers must be at least 1, got 0"),
         (("demo", "--sparsifiers", "dense,none"), "sparsifier must be one of dense, topk"),
-        (("train",), "task must be one of logreg, mlp, cnn, resnet, vgg, lstm, bert, ncf, got none"),
+        (("train",), "task must be one of logreg, mlp, cnn, resnet, vgg, lstm, gpt, bert, ncf, got none"),
         (("train", "resnt"), "got 'resnt': did you mean resnet?"),
         (("train", "mlp", "--sparsifier", "exdina"), "got 'exdina': did you mean exdyna?"),
         (("train", "mlp", "--workers", "5000"), "as processes of this machine, got 5000: take --virtual"),
