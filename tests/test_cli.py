@@ -122,7 +122,7 @@ def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
         (("train", "mlp", "--sparsifier", "average:every=0"), "every must be at least 1, got 0"),
         (("train", "mlp", "--sparsifier", "alone:every=2"), "option of alone must be one of (none), got 'every'"),
         (("compare", "mlp", "--sparsifiers", "dense,alone,average"), "as many bytes as a sparse method beside it"),
-        (("train",), "task must be one of logreg, mlp, cnn, resnet, vgg, lstm, bert, ncf, got none"),
+        (("train",), "task must be one of logreg, mlp, cnn, resnet, vgg, lstm, gpt, bert, ncf, got none"),
         (("train", "resnt"), "got 'resnt': did you mean resnet?"),
         (("train", "mlp", "--sparsifier", "exdina"), "got 'exdina': did you mean exdyna?"),
         (("train", "mlp", "--workers", "5000"), "as processes of this machine, got 5000: take --virtual"),

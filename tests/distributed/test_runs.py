@@ -30,6 +30,7 @@ TASKS_TINY: dict[str, dict[str, Any]] = {
     "resnet": {"width": 0.5, "limit": 400, "steps": 30},
     "vgg": {"width": 0.125, "limit": 400, "steps": 40},
     "lstm": {"width": 0.25, "limit": 400, "steps": 40},
+    "gpt": {"width": 0.25, "limit": 400, "steps": 40},
     "bert": {"width": 0.5, "limit": 2000, "steps": 150},
     "ncf": {"width": 0.5, "steps": 150},
 }

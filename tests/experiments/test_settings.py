@@ -67,6 +67,7 @@ def test_all_sparsifiers_can_be_named() -> None:
         ({"skew": 1.5}, "skew must be in [0, 1], got 1.5"),
         ({"momentum": -0.1}, "momentum must be in [0, 1], got -0.1"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
+        ({"clip": -1.0}, "clip must be at least 0, got -1.0"),
         ({"optimizer": "adamw"}, "optimizer must be one of sgd, adam, got 'adamw'"),
         ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
         ({"decay": "linear"}, "decay must be one of cosine, constant"),

@@ -94,6 +94,24 @@ def test_tied_weights_are_saved_and_go_on(tmp_path: Path) -> None:
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_the_gradient_is_clipped_right_before_the_step(tmp_path: Path) -> None:
+    """With plain SGD at a rate of 1 a step is as long as the gradient."""
+    settings = replace(TINY, steps=1, lr=1.0, momentum=0.0, weight_decay=0.0, warm_up=0.0, decay="constant")
+    first = {name: part.clone() for name, part in TINY.make_task().make_model().state_dict().items()}
+    lengths = {}
+    for clip in (0.0, 1e-3, 1e6):
+        train(replace(settings, clip=clip).with_method(parse_method("dense", 1.0)), tmp_path / str(clip))
+        last = {
+            name.split(".", 1)[1]: part
+            for name, part in weights(tmp_path / str(clip)).items()
+            if name.startswith("model.")
+        }
+        assert last.keys() == first.keys()
+        lengths[clip] = torch.cat([(last[name] - first[name]).flatten() for name in first]).norm().item()
+    assert lengths[1e-3] == pytest.approx(1e-3, rel=1e-3)
+    assert lengths[0.0] == lengths[1e6] > 1e-2
+
+
 def test_what_was_recorded_after_the_checkpoint_is_done_again(tmp_path: Path) -> None:
     """As after a crash: the last checkpoint is older than the record."""
     settings = replace(TINY, checkpoint_every=5)

@@ -5,7 +5,7 @@ import math
 import os
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import torch
 from tiny import evaluate
 from torch import nn
 
-from gradsieve.tasks import TASKS, DataError, bert, make_task
+from gradsieve.tasks import TASKS, DataError, bert, gpt, make_task
 from gradsieve.tasks._images import jitter
 from gradsieve.tasks._optimum import minimise
 
@@ -109,6 +109,27 @@ def test_tied_weights_are_one() -> None:
         task.load()
         sizes.append(len(list(task.make_model().parameters())))
     assert sizes[1] == sizes[0] + 1
+
+
+def test_gpt_never_sees_the_future() -> None:
+    model = gpt.Decoder(vocabulary=9, length=6, units=8).eval()
+    tokens = torch.tensor([[1, 5, 7, 0, 2, 4]])
+    changed = tokens.clone()
+    changed[0, 3] = 8
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+        assert torch.allclose(model(tokens[:, :2]), before[:, :2], atol=1e-6)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not torch.allclose(before[:, 3:], after[:, 3:])
+
+
+def test_gpt_begins_without_a_preference() -> None:
+    """The first loss is that of a uniform guess, and the size is the one that docs and reports state."""
+    task = make_task("gpt", limit=50)
+    data, model = task.load(), task.make_model()
+    vocabulary = int(cast(Any, task).vocabulary)
+    assert task.loss(model, data.train).item() == pytest.approx(math.log(vocabulary), rel=0.02)
+    assert sum(part.numel() for part in model.parameters()) == pytest.approx(350_000, rel=0.02)
 
 
 def test_transformers_model() -> None:

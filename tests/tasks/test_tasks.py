@@ -117,5 +117,5 @@ def test_missing_files_are_named_at_once(name: str, tmp_path: Path) -> None:
 
 
 def test_unknown_task() -> None:
-    with pytest.raises(ValueError, match=r"task must be one of logreg, mlp, .*, got 'gpt'"):
-        make_task("gpt")
+    with pytest.raises(ValueError, match=r"task must be one of logreg, mlp, .*, got 'vit'"):
+        make_task("vit")

@@ -15,6 +15,7 @@ TINY: dict[str, dict[str, Any]] = {
     "resnet": {"width": 0.5, "limit": 500},
     "vgg": {"width": 0.125, "limit": 500},
     "lstm": {"width": 0.25, "limit": 500},
+    "gpt": {"width": 0.25, "limit": 500},
     "bert": {"width": 0.5, "limit": 2000},
     "ncf": {"width": 0.5},
 }

@@ -32,6 +32,7 @@ _OPTIONS = {
     "lr": _option(float, "Learning rate; default: the recipe's, scaled with the batch.", 0.0),
     "momentum": _option(float | None, f"Of sgd; {_FROM_RECIPE}", None),
     "weight_decay": _option(float | None, f"Weight decay; {_FROM_RECIPE}", None),
+    "clip": _option(float | None, f"Largest gradient norm, 0 for no limit; {_FROM_RECIPE}", None),
     "warm_up": _option(float | None, f"Fraction of steps with a rising rate; {_FROM_RECIPE}", None),
     "decay": _option(str, f"cosine or constant learning rate; {_FROM_RECIPE}", ""),
     "dense_steps": _option(int, "So many first steps send everything.", 0),

@@ -13,13 +13,15 @@ class Replica:
     """One copy of the model, with an optimizer of its own."""
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
-        self.model = model
+        self.model, self.clip = model, settings.clip
         self.optimizer = make_optimizer(model, settings)
 
     def update(self, lr: float) -> float:
         """Take an optimizer step with the gradients in `.grad`; returns its seconds."""
         started = time.perf_counter()
         set_learning_rate(self.optimizer, lr)
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         return time.perf_counter() - started
 

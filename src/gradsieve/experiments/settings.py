@@ -1,5 +1,6 @@
 """Everything that decides how a run goes: with the same settings, the same run."""
 
+import math
 import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from gradsieve.tasks import TASKS, Task, make_task
 from gradsieve.tasks.base import Recipe
 
 OPTIMIZERS, DECAYS = ("sgd", "adam"), ("cosine", "constant")
+_LIMITS = {"skew": 1.0, "momentum": 1.0, "warm_up": 1.0, "weight_decay": math.inf, "clip": math.inf}
 _EVALUATIONS = 20  # in a run, if the user does not say
 
 
@@ -42,6 +44,7 @@ class Settings:
     lr: float = 0.0
     momentum: float | None = None
     weight_decay: float | None = None
+    clip: float | None = None  # largest gradient norm; 0: no limit
     warm_up: float | None = None
     decay: str = ""
     seed: int = 0
@@ -61,10 +64,10 @@ class Settings:
             one_of("decay", self.decay, DECAYS)
         if self.lr:
             positive("lr", self.lr)
-        for name, most in (("skew", 1.0), ("momentum", 1.0), ("warm_up", 1.0), ("weight_decay", float("inf"))):
+        for name, most in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not 0 <= number(name, value) <= most:
-                rule = f"in [0, {most:g}]" if most < float("inf") else "at least 0"
+                rule = f"in [0, {most:g}]" if most < math.inf else "at least 0"
                 raise ValueError(f"{name} must be {rule}, got {value}")
         if self.virtual and self.sparsifier in PEERS:
             raise ValueError(
@@ -111,7 +114,7 @@ class Settings:
         scale = batch * together / recipe.base_batch if recipe.base_batch and not self.lr else 1.0
         # Adam's steps do not grow with the gradient: its rate follows the noise, that is the square root.
         optimizer = self.optimizer or recipe.optimizer
-        chosen = {name: getattr(self, name) for name in ("momentum", "weight_decay", "warm_up")}
+        chosen = {name: getattr(self, name) for name in ("momentum", "weight_decay", "warm_up", "clip")}
         return replace(
             self,
             dataset=task.dataset,

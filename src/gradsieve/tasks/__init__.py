@@ -6,6 +6,7 @@ from gradsieve._check import one_of
 from gradsieve.tasks.base import Batch, Data, DataError, Metric, Recipe, Task
 from gradsieve.tasks.bert import BERT
 from gradsieve.tasks.cnn import CNN
+from gradsieve.tasks.gpt import GPT
 from gradsieve.tasks.logreg import LogReg
 from gradsieve.tasks.lstm import LSTM
 from gradsieve.tasks.mlp import MLP
@@ -21,6 +22,7 @@ TASKS: dict[str, type[Task]] = {
     "resnet": ResNet,
     "vgg": VGG,
     "lstm": LSTM,
+    "gpt": GPT,
     "bert": BERT,
     "ncf": NCF,
 }

@@ -48,6 +48,7 @@ class Recipe:
     base_batch: int = 0  # examples of all workers in a step for which lr is right; it scales with them; 0: never
     warm_up: float = 0.05  # fraction of the steps in which the learning rate rises
     decay: str = "cosine"  # or constant
+    clip: float = 0.0  # largest norm of the gradient that the optimizer sees; 0: no limit
 
 
 @dataclass(frozen=True)
