@@ -1,5 +1,6 @@
 """The same task, seed and data for several methods, one run after the other."""
 
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -53,8 +54,9 @@ def with_equal_bytes(method: Method, runs: Sequence[Run]) -> Method:
     """An average with the bytes of the first run that shares weights, or else of the first sparse one."""
     sparse = [run for run in runs if is_sparse(run.settings["sparsifier"])]
     reference = next((run for run in sparse if run.settings["sparsifier"] in REPLICATED), sparse[0])
-    sent = summarise(reference).bytes_per_step
-    every = max(1, round(dense_bytes(reference) / sent)) if sent else 1  # one worker sends nothing in any case
+    steps, whole = len(reference.steps), dense_bytes(reference)
+    averages = round(summarise(reference).bytes_total / whole) if whole else steps  # the one at the end among them
+    every = math.ceil(steps / min(max(averages, 1), steps))
     return replace(method, options={"every": every}, label=f"{method.name} every={every}")
 
 

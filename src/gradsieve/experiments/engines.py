@@ -13,7 +13,7 @@ from gradsieve import checkpoint
 from gradsieve.experiments.carriers import attach
 from gradsieve.experiments.facts import Facts, facts_of
 from gradsieve.experiments.feed import Feed
-from gradsieve.experiments.replica import Replica
+from gradsieve.experiments.learner import Learner
 from gradsieve.experiments.settings import Settings
 from gradsieve.reducer import SparseReducer
 from gradsieve.schedules import as_schedule
@@ -63,7 +63,7 @@ class ProcessEngine:
         if self.leads:
             task.start(self.model)
         self.ddp, self.carrier = attach(self.model, settings)
-        self.replica = Replica(self.model, settings)
+        self.replica = Learner(self.model, settings)
 
     def step(self, step: int, lr: float) -> Facts:
         self.replica.optimizer.zero_grad()
@@ -133,7 +133,7 @@ class VirtualEngine:
         ]
         for reducer in self.reducers:
             reducer.open(sum(parameter.numel() for parameter in self.parameters), torch.device("cpu"))
-        self.replica = Replica(self.model, settings)
+        self.replica = Learner(self.model, settings)
 
     def step(self, step: int, lr: float) -> Facts:
         return updated(self.replica, lr, self._gradients(step))
@@ -191,14 +191,14 @@ class VirtualEngine:
         return continued(self.replica, extra)
 
 
-def updated(replica: Replica, lr: float, facts: Facts) -> Facts:
+def updated(replica: Learner, lr: float, facts: Facts) -> Facts:
     """A step with its optimizer step, which a skipped one does not have, on any worker."""
     if facts.shared["finite"]:
         facts.own["step"] += replica.update(lr)
     return facts
 
 
-def continued(replica: Replica, extra: dict[str, Any]) -> int:
+def continued(replica: Learner, extra: dict[str, Any]) -> int:
     """Load what a checkpoint keeps for all workers; returns how many steps were done."""
     replica.load_state_dict(extra)
     return int(extra["step"])

@@ -13,9 +13,10 @@ PEERS: dict[str, dict[str, Any]] = {  # name -> options and their defaults
     "fp16": {},
     "powersgd": {"rank": 1, "start": 10},  # rank of the approximation; steps before it begins, at least 2
 }
-ALONE, AVERAGE = "alone", "average"
+ALONE, AVERAGE, SHARE = "alone", "average", "share"
 REPLICATED: dict[str, dict[str, Any]] = {  # every worker trains a replica of its own; options as above
     ALONE: {},
+    SHARE: {"sparsifier": "exdyna", "every": 1, "delay": 0, "judge": "auto", "finish": 1},  # and the sparsifier's
     AVERAGE: {"every": None},  # steps from one average to the next; None: as many as make its bytes a sparse run's
 }
 
@@ -60,6 +61,8 @@ def parse_method(text: str, density: float) -> Method:
     options = dict(_option(part, text) for part in parts)
     label = " ".join([name, *(f"{key}={value}" for key, value in options.items())])
     density = fraction("density", options.pop("density", density))
+    if name == SHARE:
+        return _share(density, options, label)
     known = {**PEERS, **REPLICATED}
     if name in known:
         for option, value in options.items():
@@ -69,6 +72,20 @@ def parse_method(text: str, density: float) -> Method:
     values = one_of("values", options.pop("values", "fp32"), ("fp32",) if name == DENSE else VALUES)
     make_sparsifier(name, **with_steps(options, 1))
     return Method(name, 1.0 if name == DENSE else density, options, label, values)
+
+
+def _share(density: float, options: dict[str, Any], label: str) -> Method:
+    values = one_of("values", options.pop("values", "fp32"), VALUES)
+    options = {**REPLICATED[SHARE], **options}
+    at_least("every", options["every"], 1)
+    one_of("delay", options["delay"], (0, 1))
+    one_of("finish", options["finish"], (0, 1))  # whether it ends with an average of all weights
+    one_of("judge", options["judge"], ("auto", "drift", "curvature"))
+    one_of("sparsifier", options["sparsifier"], SPARSIFIERS)
+    own = {key: value for key, value in options.items() if key not in REPLICATED[SHARE]}
+    if reason := make_sparsifier(options["sparsifier"], **own).for_gradients_only():
+        raise ValueError(f"sparsifier of share must work on weights, got {options['sparsifier']}, which {reason}")
+    return Method(SHARE, density, options, label, values)
 
 
 def has_momentum(name: str) -> bool:

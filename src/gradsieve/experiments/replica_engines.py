@@ -14,7 +14,7 @@ from gradsieve.experiments.bare_state import bare_state
 from gradsieve.experiments.engines import score
 from gradsieve.experiments.facts import Facts
 from gradsieve.experiments.feed import Feed
-from gradsieve.experiments.replica import Replica
+from gradsieve.experiments.learner import Learner
 from gradsieve.experiments.settings import Settings
 from gradsieve.experiments.sharing import SHARINGS, state_tensors
 from gradsieve.share.broadcast import broadcast_
@@ -35,7 +35,7 @@ class _Replicas:
         if self.leads:
             task.start(models[0])
         world.run([broadcast_(state_tensors(model)) for model in models])
-        self.replicas = [Replica(model, settings) for model in models]
+        self.replicas = [Learner(model, settings) for model in models]
         self.sharing = SHARINGS[settings.sparsifier](self.replicas, world, settings)
 
     @property
@@ -45,14 +45,17 @@ class _Replicas:
     def step(self, step: int, lr: float) -> Facts:
         """The mean of the numbers of the workers here."""
         begun = time.perf_counter()
-        passes = [self._learn(*pair, step, lr) for pair in zip(self.replicas, self.feeds, strict=True)]
+        passes = [self._learn(*pair, step) for pair in zip(self.replicas, self.feeds, strict=True)]
+        self.sharing.before_update()
+        for replica, learnt in zip(self.replicas, passes, strict=True):
+            learnt["update"] = replica.update(lr)
         each = self.sharing.after_step(step)
         whole = time.perf_counter() - begun
         rows = [facts.own | learnt for facts, learnt in zip(each, passes, strict=True)]
         own = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         return Facts(each[0].shared, {**own, "step": whole / len(rows) - own["measure"]})
 
-    def _learn(self, replica: Replica, feed: Feed, step: int, lr: float) -> dict[str, float]:
+    def _learn(self, replica: Learner, feed: Feed, step: int) -> dict[str, float]:
         replica.optimizer.zero_grad()
         batch = feed.batch(step)
         started = time.perf_counter()
@@ -60,8 +63,7 @@ class _Replicas:
         middle = time.perf_counter()
         loss.backward()
         ended = time.perf_counter()
-        update = replica.update(lr)
-        return {"loss": loss.item(), "forward": middle - started, "backward": ended - middle, "update": update}
+        return {"loss": loss.item(), "forward": middle - started, "backward": ended - middle}
 
     def mean(self, numbers: Tensor) -> Tensor:
         """The mean over the processes: here there is one."""

@@ -110,12 +110,14 @@ def drift_select(
     start: int = 0,
     stop: int | None = None,
     *,
+    second: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """What `select_above` finds in `drift(shared, weights)`, in one pass and without making that vector.
 
     Returns the positions, the drift at them, and the first position whose drift is not finite, or -1; such a drift
-    counts as zero. `counts`, of `BINS` int64, is increased by the drift's `log_histogram`.
+    counts as zero. `second`, where given, are second moments of gradients: then all of this is about the drift
+    times their fourth root. `counts`, of `BINS` int64, is increased by its `log_histogram`.
 
     >>> drift_select(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 2.5]), 0.5)
     (tensor([1, 2]), tensor([-2.0000,  0.5000]), -1)
@@ -126,8 +128,12 @@ def drift_select(
     _check_range(shared, start, stop)
     if shared.shape != weights.shape:
         raise ValueError(f"weights must have shared's shape {tuple(shared.shape)}, got {tuple(weights.shape)}")
+    if second is not None:
+        _check_vector("second", second, GRAD_DTYPES)
+        if second.shape != shared.shape:
+            raise ValueError(f"second must have shared's shape {tuple(shared.shape)}, got {tuple(second.shape)}")
     positions, values, bad = torch.ops.gradsieve.drift_select(
-        shared, weights, threshold, start, stop, counts=counts
+        shared, weights, threshold, start, stop, second=second, counts=counts
     )
     return positions, values, int(bad)
 

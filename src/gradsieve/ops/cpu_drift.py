@@ -16,6 +16,7 @@ from gradsieve.ops.schema import BIN_SHIFT, LIBRARY
 def _drift(
     shared: Array,
     weights: Array,
+    second: Array,
     tile: Array,
     bits: Array,
     bar: np.int32,
@@ -28,8 +29,9 @@ def _drift(
 ) -> tuple[int, int, int]:
     """Subtract tile by tile, and look at each tile while it is in the cache; `bits` is `tile` seen as integers.
 
-    Returns how many hits there are, where to go on when the output is full, and where the first difference is that
-    is not finite, or -1. Such a difference counts as zero.
+    `second` is empty, or differences are multiplied by its fourth root. Returns how many hits there are, where to
+    go on when the output is full, and where the first difference is that is not finite, or -1. Such a difference
+    counts as zero.
     """
     stop = shared.size
     bad = -1
@@ -42,6 +44,11 @@ def _drift(
         zero = np.float32(0)
         for j in range(size):
             tile[j] = s[j] - w[j]
+        if second.size:
+            v = second[first : first + size]
+            for j in range(size):
+                tile[j] *= np.sqrt(np.sqrt(v[j]))
+        for j in range(size):
             zero += tile[j] * np.float32(0)
         if zero != 0:
             for j in range(size):
@@ -61,15 +68,24 @@ def _drift(
 
 
 def drift_select(
-    shared: Tensor, weights: Tensor, threshold: float, start: int, stop: int, *, counts: Tensor | None = None
+    shared: Tensor,
+    weights: Tensor,
+    threshold: float,
+    start: int,
+    stop: int,
+    *,
+    second: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = _Drifted(stop - start, threshold, counts)
-    if shared.dtype == weights.dtype == torch.float32:
-        found.take(as_array(shared[start:stop]), as_array(weights[start:stop]), start)
-    else:
-        zeros = np.zeros(min(CHUNK, stop - start), np.float32)
-        for part in chunks(start, stop):
-            found.take(as_array(reference.drift(shared[part], weights[part])), zeros, part.start)
+    plain = shared.dtype == weights.dtype == torch.float32
+    zeros = np.zeros(0 if plain else min(CHUNK, stop - start), np.float32)
+    for part in [slice(start, stop)] if plain else chunks(start, stop):
+        scale = np.empty(0, np.float32) if second is None else as_array(second[part].float())
+        if plain:
+            found.take(as_array(shared[part]), as_array(weights[part]), scale, part.start)
+        else:
+            found.take(as_array(reference.drift(shared[part], weights[part])), zeros, scale, part.start)
     return found.tensors()
 
 
@@ -84,13 +100,13 @@ class _Drifted:
         self.values = np.empty(self.positions.size, np.float32)
         self.count, self.bad = 0, -1
 
-    def take(self, shared: Array, weights: Array, first: int) -> None:
+    def take(self, shared: Array, weights: Array, second: Array, first: int) -> None:
         """Look at all of `shared - weights`, whose first element is at position `first`."""
         place, bits = 0, self.tile.view(np.int32)
         while place < shared.size:
             before, output = self.count, (self.positions, self.values, self.count)
             self.count, place, bad = _drift(
-                shared, weights, self.tile, bits, self.bar, place, self.wanted, self.counts, *output
+                shared, weights, second, self.tile, bits, self.bar, place, self.wanted, self.counts, *output
             )
             self.positions[before : self.count] += first
             self.bad = first + bad if self.bad < 0 <= bad else self.bad

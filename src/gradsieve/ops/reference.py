@@ -41,9 +41,18 @@ def drift(shared: Tensor, weights: Tensor) -> Tensor:
 
 
 def drift_select(
-    shared: Tensor, weights: Tensor, threshold: float, start: int, stop: int, *, counts: Tensor | None = None
+    shared: Tensor,
+    weights: Tensor,
+    threshold: float,
+    start: int,
+    stop: int,
+    *,
+    second: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = drift(shared[start:stop], weights[start:stop])
+    if second is not None:
+        found = found * second[start:stop].float().sqrt().sqrt()
     bad = torch.where(~found.isfinite())[0]
     first = bad[0] + start if len(bad) else bad.new_full((), -1)
     found[bad] = 0

@@ -20,8 +20,8 @@ SCHEMAS = {
     ),
     "log_histogram": "(Tensor x, int start, int stop) -> Tensor",
     "drift_select": (
-        "(Tensor shared, Tensor weights, float threshold, int start, int stop, *, Tensor(a!)? counts=None) "
-        "-> (Tensor, Tensor, Tensor)"
+        "(Tensor shared, Tensor weights, float threshold, int start, int stop, *, Tensor? second=None, "
+        "Tensor(a!)? counts=None) -> (Tensor, Tensor, Tensor)"
     ),
     "all_finite": "(Tensor x) -> Tensor",
     "gather_clear_": "(Tensor(a!) x, Tensor indices) -> Tensor",
@@ -80,7 +80,14 @@ def _fake_log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _fake_drift_select(
-    shared: Tensor, weights: Tensor, threshold: float, start: int, stop: int, *, counts: Tensor | None = None
+    shared: Tensor,
+    weights: Tensor,
+    threshold: float,
+    start: int,
+    stop: int,
+    *,
+    second: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = torch.library.get_ctx().new_dynamic_size()
     positions = shared.new_empty(found, dtype=torch.int64)

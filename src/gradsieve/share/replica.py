@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from gradsieve.wire import VALUES
 
 STATE_VERSION = 1
 ON_NONFINITE = ("raise", "restore")
+JUDGES = ("drift", "curvature")  # how entries are chosen
 _PENDING = ("mean", "target", "own", "counts")
 
 
@@ -62,6 +63,8 @@ class Replica:
         dense_steps: number of initial steps without a round: gradients are averaged there.
         values: how values travel: "fp32", "bf16" or "fp8".
         measure: whether reports contain the drift's norm, which costs one pass over the weights.
+        second: returns the second moment that the optimizer keeps for a parameter, or None: entries are then chosen
+            by their drift times its fourth root, for exdyna and micro.
         on_nonfinite: what to do if a worker's weights are not finite: "raise" `NonFiniteWeights` on all workers, or
             "restore" that worker's weights to the agreed ones and go on.
     """
@@ -78,6 +81,7 @@ class Replica:
         dense_steps: int = 0,
         values: str = "fp32",
         measure: bool = False,
+        second: Callable[[Tensor], Tensor | None] | None = None,
         on_nonfinite: str = "raise",
     ) -> None:
         if not isinstance(sparsifier, Sparsifier):
@@ -88,7 +92,7 @@ class Replica:
         self.values = one_of("values", values, VALUES)
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ON_NONFINITE)
         self.sparsifier, self.schedule, self.measure = sparsifier, schedule, measure
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.second = rank, world_size, second
         self.weights = Weights(parameters)
         self.labels = {
             f"parameter {number}": describe(name, parameter)
@@ -100,6 +104,11 @@ class Replica:
         self._ledger = Ledger()
         self._agreed = False
         sparsifier.setup(self._step(), self.weights.sizes)
+
+    @property
+    def dense(self) -> bool:
+        """Whether the step that comes next is one in which gradients are averaged."""
+        return self.steps < self.dense_steps
 
     @property
     def due(self) -> bool:
@@ -121,7 +130,7 @@ class Replica:
         if isinstance(self.schedule, AutoDensity):
             yield from self.schedule.agree(self.world_size)
             step = self._step()
-        found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values])
+        found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values], self.second)
         if isinstance(found, Agreed) and isinstance(found.entries.where, Tensor):
             drift = (self.weights.shared[found.entries.where] - found.mean).float()
             self.sparsifier.observe(Exchanged(found.entries.where, drift, found.counts, True), step)
@@ -207,6 +216,7 @@ class Replica:
             "every": self.every,
             "dense_steps": self.dense_steps,
             "values": self.values,
+            "judge": JUDGES[self.second is not None],
             "n": step.n,
             **self.labels,
             "steps": self.steps,

@@ -4,7 +4,7 @@ Nothing is changed here: a round returns what to write, which may be written at 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,21 +43,37 @@ class NotFinite:
 
 
 def exchange(
-    weights: Weights, sparsifier: Sparsifier, step: Step, wire: torch.dtype
+    weights: Weights,
+    sparsifier: Sparsifier,
+    step: Step,
+    wire: torch.dtype,
+    second: Callable[[Tensor], Tensor | None] | None = None,
 ) -> Program[Agreed | NotFinite]:
-    """A round with any sparsifier; one whose workers have parts of their own never reads the others' parts."""
+    """A round with any sparsifier; one whose workers have parts of their own never reads the others' parts.
+
+    `second` is for `Drift`, and only those look at it.
+    """
     if step.k >= step.n or isinstance(sparsifier, Dense):
         return _everything(weights, step, wire)
     if isinstance(sparsifier, Exclusive) and not sparsifier.compat:
-        return _exclusive(weights, sparsifier, step, wire)
+        return _exclusive(weights, sparsifier, step, wire, second)
     return _whole(weights, sparsifier, step, wire)
 
 
+def is_exclusive(sparsifier: Sparsifier) -> bool:
+    """Whether each worker looks at its own part only."""
+    return isinstance(sparsifier, Exclusive) and not sparsifier.compat
+
+
 def _exclusive(
-    weights: Weights, sparsifier: Exclusive, step: Step, wire: torch.dtype
+    weights: Weights,
+    sparsifier: Exclusive,
+    step: Step,
+    wire: torch.dtype,
+    second: Callable[[Tensor], Tensor | None] | None,
 ) -> Program[Agreed | NotFinite]:
     spans = sparsifier.spans(step)
-    look = Drift(weights, spans[step.rank])
+    look = Drift(weights, spans[step.rank], second)
     hits = look.above(sparsifier.window(step).threshold)
     parts = yield from sparsifier.positions(look, hits, step)
     # Spans follow each other in another order than ranks: so all positions rise without being sorted.

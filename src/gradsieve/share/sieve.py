@@ -23,6 +23,7 @@ from gradsieve.share.background import Background
 from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
+from gradsieve.share.parameters import parameter_counts, second_moments, shared_parameters
 from gradsieve.share.replica import Replica, ShareReport, from_state, to_state
 from gradsieve.share.weights import flat, local
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
@@ -44,6 +45,7 @@ def share(
     process_group: dist.ProcessGroup | None = None,
     check_every: int = 0,
     scaler: Any = None,
+    judge: str = "auto",
     on_nonfinite: str = "raise",
     measure: bool = False,
     **options: Any,
@@ -66,6 +68,8 @@ def share(
         process_group: the group to exchange over; by default all processes.
         check_every: rounds between comparisons of all workers' agreed weights; 0 is never.
         scaler: the `GradScaler`, if one is used: a rank whose step it skips must still take part.
+        judge: how entries are chosen by exdyna and micro: by their "drift", or by "curvature", the drift times the
+            fourth root of the second moment that Adam and its like keep; "auto" is curvature where all have one.
         on_nonfinite: "raise" an error on all ranks if weights of one are not finite, or "restore" that rank.
         measure: whether reports contain the drift's norm, which costs a pass over the weights.
     """
@@ -99,6 +103,7 @@ def share(
         dense_steps=dense_steps,
         values=values,
         measure=measure,
+        second=second_moments(optimizers, judge, sparsifier),
         on_nonfinite=on_nonfinite,
     )
     ops.warm_up()
@@ -121,7 +126,7 @@ class ShareSieve:
     ) -> None:
         self.replica, self.world, self.check_every = replica, world, check_every
         self._model, self._optimizers = model, optimizers
-        self._counts = _parameter_counts(optimizers)
+        self._counts = parameter_counts(optimizers)
         self._inside = False
         self._stepped: set[int] = set()  # optimizers whose step was not skipped
         self._workers, self._absent = (
@@ -156,14 +161,11 @@ class ShareSieve:
         if self._inside:
             raise RuntimeError("shared() must be left before it is entered again")
         self.driver.wait()
-        weights, everywhere = self.replica.weights, self.replica.weights.all
-        own = weights.read(everywhere)
-        weights.write_(everywhere, weights.shared)
         self._inside = True
         try:
-            yield
+            with self.replica.weights.agreed():
+                yield
         finally:
-            weights.write_(everywhere, own)
             self._inside = False
 
     def finish(self) -> None:
@@ -233,15 +235,11 @@ class ShareSieve:
         self._check_parameters()
         self.driver.wait()
         self._stepped.add(id(optimizer))
-        if self._dense:
+        if self.replica.dense:
             self._average_gradients(optimizer, takes_part=True)
 
     def _after(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         self._complete()
-
-    @property
-    def _dense(self) -> bool:
-        return self.replica.steps < self.replica.dense_steps
 
     def _average_gradients(self, optimizer: Optimizer, *, takes_part: bool) -> None:
         mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -253,7 +251,7 @@ class ShareSieve:
 
     def _complete(self) -> None:
         """The last optimizer has stepped, or its step was skipped on this rank."""
-        dense, rounds = self._dense, self.replica.rounds
+        dense, rounds = self.replica.dense, self.replica.rounds
         if dense:
             self._agree_after_dense_step()
         self.driver.after_step()
@@ -281,7 +279,7 @@ class ShareSieve:
         weights.agree_()
 
     def _check_parameters(self) -> None:
-        if (now := _parameter_counts(self._optimizers)) != self._counts:
+        if (now := parameter_counts(self._optimizers)) != self._counts:
             raise RuntimeError(
                 f"the optimizer must keep the {sum(self._counts)} trainable parameters it had when share was "
                 f"called, got {sum(now)}: add or unfreeze parameters first, then call share"
@@ -296,7 +294,7 @@ class ShareSieve:
             result = step(optimizer, *arguments, **keywords)
             if id(optimizer) not in self._stepped and any(optimizer is each for each in self._optimizers):
                 self.driver.wait()
-                if self._dense:
+                if self.replica.dense:
                     self._average_gradients(optimizer, takes_part=False)
                 if optimizer is self._optimizers[-1]:
                     self._complete()
@@ -312,26 +310,3 @@ def _schedule(density: float | str | Auto | Schedule, delay: int) -> Schedule:
     if isinstance(density, Auto):
         return AutoDensity(density, HIDDEN if delay else SHOWN)
     return as_schedule(density)
-
-
-def shared_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' trainable parameters, by their names in the model, each once."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[int, Tensor] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            found |= {id(each): each for each in group["params"] if each.requires_grad}
-    if not found:
-        raise ValueError("optimizer must have a trainable parameter, got none")
-    return {
-        names.get(key, f"optimizer's parameter {number}"): parameter
-        for number, (key, parameter) in enumerate(found.items())
-    }
-
-
-def _parameter_counts(optimizers: Sequence[Optimizer]) -> list[int]:
-    return [
-        sum(parameter.requires_grad for parameter in group["params"])
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]

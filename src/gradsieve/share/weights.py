@@ -1,7 +1,8 @@
 """One replica's weights as one vector that is never made: parameters stay where they are, beside `shared`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -124,15 +125,30 @@ class Weights:
         """How far this replica's `own` weights at these entries are from the agreed ones, in float32."""
         return (self.rounded(entries, self.shared[entries.where]) - own).float()
 
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Within it the parameters hold the agreed weights; afterwards the replica's own are back."""
+        entries = self.all
+        own = self.read(entries)
+        self.write_(entries, self.shared)
+        try:
+            yield
+        finally:
+            self.write_(entries, own)
+
 
 class Drift:
     """What a worker looks at in a round: its own part of the drift. Nothing of that size is made.
 
-    `bad` is the first position found whose drift is not finite, or -1.
+    `bad` is the first position found whose drift is not finite, or -1. `second` says what second moment the
+    optimizer keeps for a parameter: drift then counts times its fourth root, which is about as much as it changes
+    the loss, as the root of the second moment stands for the curvature.
     """
 
-    def __init__(self, weights: Weights, span: Span) -> None:
-        self.weights, self.span, self.bad = weights, span, -1
+    def __init__(
+        self, weights: Weights, span: Span, second: Callable[[Tensor], Tensor | None] | None = None
+    ) -> None:
+        self.weights, self.span, self.second, self.bad = weights, span, second, -1
         self._positions, self._values = torch.empty(0, dtype=torch.int64), torch.empty(0)
 
     def histogram(self) -> Tensor:
@@ -149,6 +165,12 @@ class Drift:
             return self._values
         return self._values[torch.searchsorted(self._positions, positions)]
 
+    def _second(self, parameter: Tensor) -> Tensor | None:
+        if self.second is None:
+            return None
+        found = self.second(parameter)
+        return torch.zeros_like(flat(parameter)) if found is None else flat(found)  # a parameter without gradients
+
     def _find(self, threshold: float, counts: Tensor | None) -> tuple[Tensor, Tensor]:
         found = []
         for part in self.weights.entries(slice(*self.span)).parts:
@@ -160,6 +182,7 @@ class Drift:
                 threshold,
                 part.inside.start,
                 part.inside.stop,
+                second=self._second(part.parameter),
                 counts=counts,
             )
             found.append((positions + start, values))

@@ -9,7 +9,7 @@ from gradsieve.experiments.optimizers import make_optimizer, set_learning_rate
 from gradsieve.experiments.settings import Settings
 
 
-class Replica:
+class Learner:
     """One copy of the model, with an optimizer of its own."""
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:

@@ -1,0 +1,70 @@
+"""What an optimizer tells of the parameters that it trains."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradsieve._check import one_of
+from gradsieve.share.replica import JUDGES
+from gradsieve.share.rounds import is_exclusive
+from gradsieve.sparsifiers import Sparsifier
+
+WITH_SECOND_MOMENTS = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+)
+
+
+def second_moments(
+    optimizers: Sequence[Optimizer], judge: str, sparsifier: Sparsifier
+) -> Callable[[Tensor], Tensor | None] | None:
+    """Finds the second moment of a parameter, where entries are to be judged by it."""
+    one_of("judge", judge, ("auto", *JUDGES))
+    able = all(isinstance(each, WITH_SECOND_MOMENTS) for each in optimizers) and is_exclusive(sparsifier)
+    if judge == "curvature" and not able:
+        raise ValueError(
+            "judge must be drift, curvature needs Adam, AdamW, NAdam, RAdam or RMSprop, and exdyna or micro, got "
+            f"{', '.join(type(each).__name__ for each in optimizers)} and {sparsifier}"
+        )
+    if judge == "drift" or not able:
+        return None
+
+    def second(parameter: Tensor) -> Tensor | None:
+        for optimizer in optimizers:
+            state = optimizer.state.get(parameter, {})
+            for name in ("exp_avg_sq", "square_avg"):
+                if name in state:
+                    moment: Tensor = state[name]
+                    return moment
+        return None
+
+    return second
+
+
+def shared_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' trainable parameters, by their names in the model, each once."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[int, Tensor] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found |= {id(each): each for each in group["params"] if each.requires_grad}
+    if not found:
+        raise ValueError("optimizer must have a trainable parameter, got none")
+    return {
+        names.get(key, f"optimizer's parameter {number}"): parameter
+        for number, (key, parameter) in enumerate(found.items())
+    }
+
+
+def parameter_counts(optimizers: Sequence[Optimizer]) -> list[int]:
+    """How many trainable parameters each of their groups has."""
+    return [
+        sum(parameter.requires_grad for parameter in group["params"])
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
