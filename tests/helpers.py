@@ -53,6 +53,20 @@ def gradients(kind: str, n: int, world_size: int, seed: int) -> list[Tensor]:
     return [KINDS[kind](n, torch.Generator().manual_seed(1000 * seed + rank)) for rank in range(world_size)]
 
 
+EVENTFUL_STEPS = 40
+
+
+def eventful(n: int, world_size: int, step: int) -> list[Tensor]:
+    """Gradients that change in many ways: outliers, another scale, a dead half, workers that agree, and back."""
+    grads = gradients("heavy tails" if step % 9 == 4 else "normal", n, world_size, step)
+    scale = 100.0 if 12 <= step < 18 else 0.01 if 30 <= step < 36 else 1.0
+    for grad in grads:
+        grad *= scale
+        if 18 <= step < 24:
+            grad[: n // 2] = 0
+    return [grads[0].clone() for _ in grads] if 24 <= step < 30 else grads
+
+
 # Options under which a sparsifier adds nothing but the gradient: for laws that are about gradients themselves.
 PLAIN: dict[str, dict[str, Any]] = {"dgc": {"momentum": 0.0}}
 

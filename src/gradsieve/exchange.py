@@ -54,9 +54,9 @@ def union(
     acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, counts: Sequence[int] | None = None
 ) -> Program[Exchanged]:
     """Everybody's values wherever anybody picked: the union grows with the workers (gradient build-up)."""
-    shared = yield from share_positions(picked, step, counts)
+    shared = yield from gather_picks(picked, step, counts)
     indices = _merged(torch.cat(shared), len(acc))
-    return (yield from _reduce(acc, indices, pulse, [len(part) for part in shared]))
+    return (yield from reduce_at(acc, indices, pulse, [len(part) for part in shared]))
 
 
 def disjoint(
@@ -68,15 +68,15 @@ def disjoint(
     spans: Sequence[Span] | None = None,
 ) -> Program[Exchanged]:
     """As `union`, where picks of different workers never overlap: nothing to sort, nothing to merge."""
-    shared = yield from share_positions(picked, step, counts, spans)
-    return (yield from _reduce(acc, torch.cat(shared), pulse, [len(part) for part in shared]))
+    shared = yield from gather_picks(picked, step, counts, spans)
+    return (yield from reduce_at(acc, torch.cat(shared), pulse, [len(part) for part in shared]))
 
 
 def own_index(
     acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, counts: Sequence[int] | None = None
 ) -> Program[Exchanged]:
     """Each worker sends its own picks with its own values; what others picked stays in its residual."""
-    shared = yield from share_positions(picked, step, counts)
+    shared = yield from gather_picks(picked, step, counts)
     lengths = [len(part) for part in shared]
     values, wire = ops.gather_clear_(acc, picked), pulse.dtype
     message = encode(torch.cat([values, pulse.to(acc.dtype)]), wire)
@@ -104,12 +104,12 @@ def leader(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step, root: int) ->
     count = len(picked)
     packed = yield Broadcast("indices", ops.pack_sorted(picked, 0, step.n), root)
     counts = [count if rank == root else 0 for rank in range(step.world_size)]
-    return (yield from _reduce(acc, ops.unpack_sorted(packed, count, 0, step.n), pulse, counts))
+    return (yield from reduce_at(acc, ops.unpack_sorted(packed, count, 0, step.n), pulse, counts))
 
 
 def agreed(acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     """All workers picked the same positions without talking: only values travel."""
-    return (yield from _reduce(acc, picked, pulse, even_shares(len(picked), step.world_size)))
+    return (yield from reduce_at(acc, picked, pulse, even_shares(len(picked), step.world_size)))
 
 
 def dense(acc: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
@@ -121,10 +121,10 @@ def dense(acc: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     )
 
 
-def share_positions(
+def gather_picks(
     picked: Tensor,
     step: Step,
-    counts: Sequence[int] | None,
+    counts: Sequence[int] | None = None,
     spans: Sequence[Span] | None = None,
 ) -> Program[list[Tensor]]:
     """Everybody's picks, in rank order; they travel packed."""
@@ -147,7 +147,8 @@ def _merged(indices: Tensor, n: int) -> Tensor:
     return torch.where(marked)[0]
 
 
-def _reduce(acc: Tensor, indices: Tensor, pulse: Tensor, counts: list[int]) -> Program[Exchanged]:
+def reduce_at(acc: Tensor, indices: Tensor, pulse: Tensor, counts: list[int]) -> Program[Exchanged]:
+    """Everybody's values at positions that all workers know; `counts` are how many each of them put forward."""
     values = torch.cat([ops.gather_clear_(acc, indices), pulse.to(acc.dtype)])
     if pulse.dtype == acc.dtype:
         total = yield AllReduce("values", values)

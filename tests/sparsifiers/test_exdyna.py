@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import Group, gradients
+from helpers import EVENTFUL_STEPS, Group, eventful, gradients
 
 N, WORLD, DENSITY = 40_000, 4, 0.005
 
@@ -135,14 +135,8 @@ def test_compat_says_where_the_released_code_fails(n: int, world_size: int, word
 def test_density_is_exact_in_every_step(name: str, world_size: int) -> None:
     """From the first step, through jumps of scale, outliers, a dead half and back."""
     n, group = 20_000, Group(name, 0.01, world_size)
-    for step in range(60):
-        grads = gradients("heavy tails" if step % 9 == 4 else "normal", n, world_size, step)
-        scale = 100.0 if 20 <= step < 30 else 0.01 if 40 <= step < 50 else 1.0
-        for grad in grads:
-            grad *= scale
-            if 30 <= step < 40:
-                grad[: n // 2] = 0
-        group.step(grads)
+    for step in range(EVENTFUL_STEPS):
+        group.step(eventful(n, world_size, step))
         assert group.reports[0].union == 200, f"step {step}"
         # Two more for the handshake.
         assert group.reports[0].collectives == (5 if step == 0 else 3)

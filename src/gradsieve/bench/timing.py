@@ -4,7 +4,7 @@ import csv
 import io
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,11 +79,15 @@ def spread(values: list[float]) -> tuple[float, float, float]:
 
 def write_csv(rows: list[Row], path: Path) -> None:
     """All rows with the conditions they were measured under; the file appears whole or not at all."""
-    text = io.StringIO()
     under = conditions()
-    writer = csv.DictWriter(text, [*asdict(rows[0]), *under], lineterminator="\n")
+    write_rows([{**asdict(row), **under} for row in rows], path)
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Rows that all have the same columns; the file appears whole or not at all."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        rounded = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(row).items()}
-        writer.writerow({**rounded, **under})
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
     write_whole(path, text.getvalue())

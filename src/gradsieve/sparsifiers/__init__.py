@@ -19,6 +19,7 @@ from gradsieve.sparsifiers.oktopk import OkTopk
 from gradsieve.sparsifiers.oracle import Oracle
 from gradsieve.sparsifiers.randomk import RandomK
 from gradsieve.sparsifiers.sage import SAGE
+from gradsieve.sparsifiers.shared_threshold import SharedThreshold
 from gradsieve.sparsifiers.sidco import SIDCo
 from gradsieve.sparsifiers.topk import TopK
 
@@ -38,6 +39,7 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "micro": MiCRO,
     "deft": DEFT,
     "exdyna": ExDyna,
+    "shared_threshold": SharedThreshold,
     "oracle": Oracle,
 }
 

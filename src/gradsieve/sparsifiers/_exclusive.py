@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -10,14 +10,14 @@ from gradsieve import exchange
 from gradsieve._check import at_least, number, one_of, positive
 from gradsieve.collectives import Program
 from gradsieve.exchange import Exchanged, Span, Step
+from gradsieve.sparsifiers._one_threshold import OneThreshold
 from gradsieve.sparsifiers._release import ReleasedThreshold
 from gradsieve.sparsifiers._spending import KNOWN, Budget, Fixed, Spending, Steady
 from gradsieve.sparsifiers._threshold import Look, MeasuredThreshold
-from gradsieve.sparsifiers.base import Sparsifier, Window
 
 
 @dataclass(eq=False)
-class Exclusive(Sparsifier):
+class Exclusive(OneThreshold):
     """Worker r owns partition `(t + r) mod P` at step t and selects `|acc_r| >= threshold` inside it only.
 
     compat: None, or "release" for the authors' released rules and constants.
@@ -36,7 +36,6 @@ class Exclusive(Sparsifier):
     threshold: float | None = None
     rotate: bool = True
     EXCLUSIVE: ClassVar[bool] = True
-    SHARED: ClassVar[tuple[str, ...]] = ("threshold_state", "spending_state")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("total_steps",)
 
     def __post_init__(self) -> None:
@@ -75,38 +74,17 @@ class Exclusive(Sparsifier):
         self.total_steps = at_least("total_steps", total_steps, 1)
         self._spending.state[2] = total_steps
 
-    @property
-    def spending_state(self) -> list[float | None]:
-        return self._spending.state
-
-    @spending_state.setter
-    def spending_state(self, state: list[float | None]) -> None:
-        self._spending.state = state
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
         if self.spend == "budget":
-            self.total_steps = int(state[2] or 0)
-
-    @property
-    def threshold_state(self) -> list[float | None]:
-        return self._threshold.state
-
-    @threshold_state.setter
-    def threshold_state(self, state: list[float | None]) -> None:
-        self._threshold.state = state
+            self.total_steps = int(self._spending.state[2] or 0)
 
     def span(self, partition: int, step: Step) -> tuple[int, int]:
         """The elements `start <= i < stop` of a partition."""
         raise TypeError(f"{type(self).__name__} must implement span")
 
-    def window(self, step: Step) -> Window:
-        self._spending.begin(step)
-        return Window(self._threshold.level, *self.span(self.owned(step, step.rank), step))
-
-    def fold(self, grad: Tensor, start: int) -> Tensor:
-        self._spending.notice(grad)
-        return grad
-
-    def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
-        return self._threshold.select(acc, hits, self.span(self.owned(step, step.rank), step), step)
+    def judged(self, step: Step) -> Span:
+        return self.span(self.owned(step, step.rank), step)
 
     def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
         return exchange.disjoint(acc, picked, pulse, step, self._threshold.counts, self.spans(step))
@@ -119,24 +97,14 @@ class Exclusive(Sparsifier):
         """Everybody's picks, in rank order, each found by looking at the own span only."""
         assert isinstance(self._threshold, MeasuredThreshold)
         picked = yield from self._threshold.select_in(look, hits, step)
-        return (yield from exchange.share_positions(picked, step, self._threshold.counts, self.spans(step)))
-
-    def observe(self, sent: Exchanged, step: Step) -> None:
-        self._threshold.observe(sum(sent.counts), step)
+        return (yield from exchange.gather_picks(picked, step, self._threshold.counts, self.spans(step)))
 
     def owned(self, step: Step, rank: int) -> int:
         """The partition that a worker looks at in this step."""
         return (step.index + rank) % step.world_size if self.rotate else rank
 
-    def rescale(self, factor: float) -> None:
-        self._threshold.rescale(factor)
-
     def for_gradients_only(self) -> str:
         return "spends its budget by the size of gradients" if self.spend == "budget" else ""
-
-    @property
-    def threshold_in_use(self) -> float | None:
-        return self._threshold.threshold
 
 
 def by_partition(counts: list[int], step: Step) -> list[int]:
