@@ -1,5 +1,6 @@
-"""Replicas of their own: training alone, and plain averages of all weights."""
+"""Replicas of their own: training alone, plain averages of all weights, and those that drifted farthest."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,10 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         assert torch.equal(tensor, other[name]), name
 
 
-@pytest.mark.parametrize("method", ["alone", "average:every=5"])
+METHODS = ["alone", "average:every=5", "share", "share:delay=1:every=2:values=fp8"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_one_worker_is_plain_training(tmp_path: Path, method: str) -> None:
     settings = replace(TINY, workers=1)
     ours, plain = (train(with_method(settings, name), tmp_path / name[:5]) for name in (method, "dense"))
@@ -78,7 +82,7 @@ def test_running_statistics_are_averaged_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("method", ["alone", "average:every=5"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path: Path, method: str, optimizer: str) -> None:
     settings = with_method(replace(TINY, optimizer=optimizer), method)
     whole = train(settings, tmp_path / "whole")
@@ -90,7 +94,7 @@ def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path: Path, method: str, opti
         assert_same(*pair)
 
 
-@pytest.mark.parametrize("method", ["alone", "average:every=5"])
+@pytest.mark.parametrize("method", METHODS)
 def test_another_number_of_workers_is_refused(tmp_path: Path, method: str) -> None:
     stopped = train(with_method(TINY, method), tmp_path / "run")
     with pytest.raises(ValueError, match="a replica for each of 3 workers, got 5 workers: go on with --workers 3"):
@@ -106,7 +110,8 @@ def test_an_average_takes_the_bytes_of_the_first_sparse_run(tmp_path: Path) -> N
     methods = parse_methods("average,dense,alone,exdyna,topk", 0.05)
     check(TINY, methods)
     runs = compare(replace(TINY, save=False), methods, tmp_path / "all", lambda progress: None, Stop())
-    every = round(dense_bytes(runs[2]) / summarise(runs[2]).bytes_per_step)
+    averages = round(summarise(runs[2]).bytes_total / dense_bytes(runs[2]))
+    every = math.ceil(TINY.steps / averages)
     assert every > 1
     assert [run.name for run in runs] == ["dense", "alone", "exdyna", "topk", f"average every={every}"]
     assert runs[-1].settings["options"] == {"every": every}
@@ -118,3 +123,45 @@ def test_an_average_needs_a_number_of_steps_or_a_sparse_run() -> None:
         check(TINY, parse_methods("dense,alone,average", 0.05))
     with pytest.raises(ValueError, match="such as average:every=100"):
         with_method(TINY, "average")
+
+
+def test_share_with_every_weight_in_every_step_is_dense(tmp_path: Path) -> None:
+    ours, plain = (train(with_method(PLAIN, name), tmp_path / name[:5]) for name in ("share:density=1", "dense"))
+    assert [line["loss"] for line in ours.steps] == pytest.approx([line["loss"] for line in plain.steps], rel=1e-4)
+
+
+def test_share_records_its_rounds(tmp_path: Path) -> None:
+    done = train(with_method(TINY, "share:every=3:finish=0"), tmp_path / "run")
+    sending = [line["step"] for line in done.steps if line["bytes"]]
+    assert sending == [2, 5, 8, 11]
+    for line in done.steps:
+        assert line["density"] == pytest.approx(0.05 if line["step"] in sending else 0.0, rel=0.01)
+        assert (line["residual_norm"] is not None) == (line["step"] in sending)
+    finished = train(with_method(TINY, "share"), tmp_path / "finished")
+    assert finished.steps[-1]["density"] == 1
+    assert finished.steps[-1]["bytes"] > dense_bytes(finished) > finished.steps[-2]["bytes"]
+    first, *others = replicas(tmp_path / "finished")
+    for other in others:
+        assert_same(first, other)
+
+
+def test_dense_steps_of_share_are_dense(tmp_path: Path) -> None:
+    settings = replace(TINY, dense_steps=TINY.steps)
+    ours, plain = (train(with_method(settings, name), tmp_path / name) for name in ("share", "dense"))
+    assert [line["loss"] for line in ours.steps] == pytest.approx([line["loss"] for line in plain.steps], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("share:every=0", "every must be at least 1, got 0"),
+        ("share:delay=2", "delay must be one of 0, 1, got 2"),
+        ("share:judge=loss", "judge must be one of auto, drift, curvature, got 'loss'"),
+        ("share:sparsifier=dgc", "sparsifier of share must work on weights, got dgc, which applies momentum"),
+        ("share:blocks=0", "blocks must be at least 1, got 0"),
+        ("share:depth=3", "option of exdyna must be one of"),
+    ],
+)
+def test_bad_share(method: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_method(method, 0.05)

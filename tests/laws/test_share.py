@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gradsieve import SPARSIFIERS, NonFiniteWeights, VirtualWorld, make_sparsifier
 from gradsieve.share.average import average_
-from gradsieve.share.replica import from_state, to_state
 from helpers import assert_same
 from virtual_replicas import Workers, backward, make_model
 
@@ -195,8 +194,9 @@ def test_saved_and_loaded_equals_never_stopped(sparsifier: str, delay: int) -> N
     for old, new in zip(first.replicas, second.replicas, strict=True):
         new.load_state_dict(old.state_dict())
     if first.driver.pending is not None:
-        pairs = zip(first.driver.pending, second.replicas, strict=True)
-        loaded = [from_state(to_state(found), replica.weights) for found, replica in pairs]
+        pairs = zip(first.driver.pending, first.replicas, strict=True)
+        states = [old.made_state(found) for found, old in pairs]
+        loaded = [new.load_made_state(state) for state, new in zip(states, second.replicas, strict=True)]
         second.driver.pending = [found for found in loaded if found is not None]
     for step in range(5, 11):
         through.step(step)

@@ -17,7 +17,7 @@ from gradsieve.share.background import Background
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
 from gradsieve.share.parameters import second_moments, shared_parameters
-from gradsieve.share.replica import Replica, from_state, to_state
+from gradsieve.share.replica import Replica
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.worlds import Meter, ProcessGroupWorld, World
 
@@ -169,13 +169,13 @@ class Share(Alone):
         with ExitStack() as stack:
             self.driver.wait()
             for worker in self.workers:
-                stack.enter_context(worker.weights.agreed())
+                stack.enter_context(worker.agreed())
             yield
 
     def state_dicts(self) -> list[dict[str, Any]]:
         pending: Sequence[Outcome | None] = self.driver.pending or [None] * len(self.workers)
         return [
-            {**worker.state_dict(), "pending": to_state(found)}
+            {**worker.state_dict(), "pending": worker.made_state(found)}
             for worker, found in zip(self.workers, pending, strict=True)
         ]
 
@@ -183,8 +183,9 @@ class Share(Alone):
         pending: list[Outcome] = []
         for worker, state in zip(self.workers, states, strict=True):
             kept = dict(state)
-            found = from_state(kept.pop("pending"), worker.weights)
+            made = kept.pop("pending")
             worker.load_state_dict(kept)
+            found = worker.load_made_state(made)
             pending += [] if found is None else [found]
         self.driver.pending = pending or None
 

@@ -93,8 +93,7 @@ class Driver:
     def _apply(self, outcomes: list[Outcome], *, late: bool) -> None:
         for replica, outcome in zip(self.replicas, outcomes, strict=True):
             replica.apply_(outcome, late=late)
-            if replica.report is None:  # the round was made before a checkpoint that was loaded
-                continue
+            assert replica.report is not None
             seconds = dict(replica.report.seconds)
             spent = seconds["select"] + seconds["communicate"]
             waited = self._waited if late and self.background is not None else spent

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -126,6 +127,7 @@ class Replica:
         if not self._agreed:
             yield from handshake(self.rank, self.world_size, self._settings(step))
             self._agreed = True
+            self._ledger.by_tag.clear()  # it is no part of the round
             clock.skip()
         if isinstance(self.schedule, AutoDensity):
             yield from self.schedule.agree(self.world_size)
@@ -150,9 +152,9 @@ class Replica:
         moved = self.weights.read(found.entries) + (found.target - found.own) if late else found.target
         self.weights.write_(found.entries, moved)
         self.weights.shared[found.entries.where] = found.mean
-        if self._made is not None:
-            seconds = {**self._made.seconds, "write": time.perf_counter() - started}
-            self.report = replace(self._made, residual_norm=self._norm(), seconds=seconds)
+        assert self._made is not None
+        seconds = {**self._made.seconds, "write": time.perf_counter() - started}
+        self.report = replace(self._made, residual_norm=self._norm(), seconds=seconds)
 
     def _handle(self, found: NotFinite) -> None:
         ranks = [rank for rank, position in enumerate(found.bad) if position >= 0]
@@ -160,8 +162,8 @@ class Replica:
             raise NonFiniteWeights(self._complaint(ranks, found))
         if self.rank in ranks:
             self.weights.write_(self.weights.all, self.weights.shared)
-        if self._made is not None:
-            self.report = replace(self._made, restored=ranks)
+        assert self._made is not None
+        self.report = replace(self._made, restored=ranks)
 
     def _complaint(self, ranks: list[int], found: NotFinite) -> str:
         if not ranks:
@@ -260,23 +262,27 @@ class Replica:
         self.weights.shared.copy_(state["shared"])
         self.steps, self.rounds, self._agreed = steps, rounds, False
 
+    def made_state(self, found: Agreed | NotFinite | None) -> dict[str, Any]:
+        """A round that was made but not applied, with its report, for a checkpoint."""
+        if not isinstance(found, Agreed) or self._made is None:
+            return {}
+        where = found.entries.where
+        positions = torch.empty(0, dtype=torch.int64) if isinstance(where, slice) else where
+        parts = {name: getattr(found, name) for name in _PENDING}
+        return {"where": positions, **parts, "report": asdict(self._made)}
 
-def to_state(found: Agreed | NotFinite | None) -> dict[str, Any]:
-    """A round that was made but not applied, for a checkpoint."""
-    if not isinstance(found, Agreed):
-        return {}
-    where = found.entries.where
-    positions = torch.empty(0, dtype=torch.int64) if isinstance(where, slice) else where
-    return {"where": positions, **{name: getattr(found, name) for name in _PENDING}}
+    def load_made_state(self, state: Mapping[str, Any]) -> Agreed | None:
+        """The round that `made_state` made a state of."""
+        if not state:
+            return None
+        self._made = ShareReport(**state["report"])
+        whole = len(state["where"]) == 0 and len(state["mean"]) == self.weights.n
+        entries = self.weights.all if whole else self.weights.entries(state["where"])
+        return Agreed(entries, *(state[name] for name in _PENDING))
 
-
-def from_state(state: Mapping[str, Any], weights: Weights) -> Agreed | None:
-    """What `to_state` made a state of."""
-    if not state:
-        return None
-    whole = len(state["where"]) == 0 and len(state["mean"]) == weights.n
-    entries = weights.all if whole else weights.entries(state["where"])
-    return Agreed(entries, *(state[name] for name in _PENDING))
+    def agreed(self) -> AbstractContextManager[None]:
+        """Within it the parameters hold the agreed weights. One worker agrees with itself."""
+        return nullcontext() if self.world_size == 1 else self.weights.agreed()
 
 
 def _spread(agreed: Agreed) -> float:

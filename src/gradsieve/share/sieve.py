@@ -24,7 +24,7 @@ from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
 from gradsieve.share.parameters import parameter_counts, second_moments, shared_parameters
-from gradsieve.share.replica import Replica, ShareReport, from_state, to_state
+from gradsieve.share.replica import Replica, ShareReport
 from gradsieve.share.weights import flat, local
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
 from gradsieve.worlds import ProcessGroupWorld
@@ -163,7 +163,7 @@ class ShareSieve:
         self.driver.wait()
         self._inside = True
         try:
-            with self.replica.weights.agreed():
+            with self.replica.agreed():
                 yield
         finally:
             self._inside = False
@@ -190,16 +190,17 @@ class ShareSieve:
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, its weights among it: every rank has its own."""
         pending = self.driver.pending
-        return {**self.replica.state_dict(), "pending": to_state(pending[0] if pending else None)}
+        return {**self.replica.state_dict(), "pending": self.replica.made_state(pending[0] if pending else None)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict()` was taken on this rank, with the same world size."""
         state = dict(state_dict)
         if "pending" not in state:
             raise ValueError(f"state must have the key pending, got {sorted(state)}")
-        pending = from_state(state.pop("pending"), self.replica.weights)
+        made = state.pop("pending")
         self.driver.wait()
         self.replica.load_state_dict(state)
+        pending = self.replica.load_made_state(made)
         self.driver.pending = None if pending is None else [pending]
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
