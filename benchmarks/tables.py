@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gradsieve.experiments.reproduce import EXPERIMENTS
@@ -84,6 +85,43 @@ def wire() -> str:
     return f"{markdown(heads, lines)}\n\n({under(rows)})"
 
 
+def judges() -> str:
+    """A line a task and method: the learning rate that is best on the first seed, with all seeds that were run."""
+    rows, runs = read("judges"), dict[tuple[str, str], Rows]()
+    for row in rows:
+        runs.setdefault((row["task"], row["method"]), []).append(row)
+    chosen = {case: max(found, key=_on_the_first_seed)["lr"] for case, found in runs.items()}
+    best = {case: [row for row in found if row["lr"] == chosen[case]] for case, found in runs.items()}
+    mean = {case: fmean(numbers(found, "accuracy")) for case, found in best.items()}
+    lines = []
+    for case in sorted(best, key=lambda case: (case[0], -mean[case])):
+        alone, dense = mean[case[0], "alone"], mean[case[0], "dense"]
+        tried = sorted(set(numbers(runs[case], "lr")))
+        sent = numbers(best[case], "lowest") + numbers(best[case], "highest")
+        lines.append(
+            [
+                *case,
+                f"{mean[case]:.2%}",
+                ", ".join(f"{accuracy:.2%}" for accuracy in numbers(best[case], "accuracy")),
+                f"{(mean[case] - alone) / (dense - alone):.0%}",
+                f"{chosen[case]} of {', '.join(map(str, tried))}",
+                f"{fmean(numbers(best[case], 'ring_bytes')):,.0f}",
+                f"{fmean(numbers(best[case], 'collectives')):.3f}",
+                f"{min(sent):.3g} to {max(sent):.3g}",
+            ]
+        )
+    heads = ["task", "method", "accuracy", "of each seed", "gain kept", "learning rate", "bytes", "collectives"]
+    return f"{markdown([*heads, 'sent / k'], lines)}\n\n({under(rows)})"
+
+
+def numbers(rows: Rows, column: str) -> list[float]:
+    return [float(row[column]) for row in rows]
+
+
+def _on_the_first_seed(row: dict[str, str]) -> float:
+    return float(row["accuracy"]) if row["seed"] == "0" else -1.0
+
+
 def density() -> str:
     """A line a case, cell and method."""
     (table,) = outcome("density-control")["finding"]["tables"]
@@ -133,6 +171,7 @@ def outcome(name: str) -> dict[str, Any]:
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density, "claims": claims},
+    "docs/judges.md": {"judges": judges},
     "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria, "notes": notes},
 }
 

@@ -1,4 +1,4 @@
-"""One line for DistributedDataParallel: `sparsify(ddp_model, "exdyna", density=1e-3)`.
+"""One line for DistributedDataParallel: `sparsify(ddp_model, density=1e-3)`.
 
 DDP calls the hook bucket by bucket as gradients become ready. Each bucket is added to the residual at once, which
 overlaps with the rest of the backward pass; when the last one is in, one exchange for the whole model follows,
@@ -29,7 +29,7 @@ from gradsieve.worlds import Meter, ProcessGroupWorld
 
 def sparsify(
     ddp_model: nn.Module,
-    sparsifier: str | Sparsifier = "exdyna",
+    sparsifier: str | Sparsifier = "shared_threshold",
     density: float | Schedule = 1e-3,
     *,
     scaler: Any = None,
