@@ -49,11 +49,11 @@ METHODS = {
     "votes with signs, 2k candidates": "votes",
     ALONE: "alone",
     "own values, 2.6x as many": f"topk:aggregation=own:density={OWN_VALUES_HERE * DENSITY / WORKERS}",
-    # Weights: the agreed ones are evaluated, and then the mean of all replicas, whose bytes count.
-    "share, agreed weights": "share:finish=0",
-    "share, fp8, agreed weights": f"share:finish=0:values=fp8:density={FP8_HERE * DENSITY}",
-    "share": "share",
-    "average": "average:every=160",
+    # Weights: the agreed ones are evaluated, or the mean of all replicas, whose bytes count.
+    "share": "share:finish=0",
+    "share, fp8, 1.9x as many": f"share:finish=0:values=fp8:density={FP8_HERE * DENSITY}",
+    "share, then one average of all": "share",
+    "average": f"average:every={STEPS}",  # one average takes 1.1 times the bytes of all rounds of share
 }
 
 

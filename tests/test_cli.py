@@ -37,7 +37,7 @@ def test_demo_compares_in_real_processes(tmp_path: Path) -> None:
     done = run("demo", "--workers", "2", "--steps", "12", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines()[:-1]) <= COLUMNS  # the last is a path
-    for method in ("dense", "alone", "exdyna", "topk", "powersgd"):
+    for method in ("dense", "alone", "share", "exdyna", "topk", "powersgd"):
         assert f" {method} " in done.stdout
         assert f"{method}  12/12  loss" in done.stderr
     assert done.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
@@ -54,7 +54,7 @@ def test_demo_compares_in_real_processes(tmp_path: Path) -> None:
         "topk",
     ]
     rows = list(csv.DictReader((out / "summary.csv").open()))
-    methods = ["dense", "alone", "exdyna", "topk", "powersgd", average.name.replace("-every-", " every=")]
+    methods = ["dense", "alone", "share", "exdyna", "topk", "powersgd", average.name.replace("-every-", " every=")]
     assert [row["method"] for row in rows] == methods
     assert [float(row["gain_kept"]) for row in rows[:2]] == [1.0, 0.0]
     assert re.search(r" dense .*\b100 % .*\n alone .*\b0 % ", done.stdout)

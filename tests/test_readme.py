@@ -1,5 +1,6 @@
 """What the README shows, works; what it says of itself, is true."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -80,15 +81,30 @@ def torchrun(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_the_diff_applies_to_a_minimal_ddp_script(tmp_path: Path) -> None:
-    """The line that the README adds, behind the line that it shows before it, and nothing else but the import."""
-    diff = re.search(r"```diff\n(.*?)```", TEXT, re.DOTALL)
-    assert diff is not None
-    before, added = (line[1:] for line in diff[1].splitlines()[:2])
-    assert f"    {before}\n" in MINIMAL
-    script = MINIMAL.replace(f"    {before}\n", f"    {before}\n    {added}\n")
+DIFFS = re.findall(r"```diff\n(.*?)```", TEXT, re.DOTALL)
+
+
+def applied(diff: str, script: str) -> str:
+    """The script without what the diff takes away, with what it adds, and with its optimizer."""
+    optimizer = re.search(r"^ (optimizer = .*)$", diff, re.MULTILINE)
+    assert optimizer is not None
+    lines = re.sub(r"optimizer = .*", optimizer[1], script).splitlines()
+    for before, line in itertools.pairwise(["", *diff.splitlines()]):
+        code = line[1:].partition("#")[0].strip()
+        if line.startswith("-"):
+            lines.remove(f"    {code}")
+        elif line.startswith("+"):
+            shown = before[1:].partition("#")[0].strip()
+            place = max(number for number, text in enumerate(lines) if text.strip() == shown)
+            lines.insert(place + 1, f"    {code}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("diff", DIFFS, ids=["weights", "gradients"])
+def test_the_diff_applies_to_a_minimal_ddp_script(tmp_path: Path, diff: str) -> None:
+    """What the README shows, and nothing else but the import."""
     path = tmp_path / "minimal.py"
-    path.write_text("import gradsieve\n" + script)
+    path.write_text("import gradsieve\n" + applied(diff, MINIMAL))
     for _ in range(3):
         done = torchrun(path)
         if TORCHS_CRASH not in done.stderr:

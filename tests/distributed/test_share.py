@@ -208,6 +208,21 @@ def _loops(rank: int, world_size: int) -> None:
         raise ZeroDivisionError
     assert torch.equal(flat(model), mine)
 
+    # A density that follows the network: the same on all ranks, whatever each of them measures.
+    model = make_model()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    sieve = gradsieve.share(model, optimizer, density=gradsieve.Auto(0.02, 0.5), delay=1)
+    densities = []
+    for step in range(40):
+        train(model, optimizer, rank, [step])
+        densities.append(0.0 if sieve.report is None else sieve.report.density)
+    gathered = [torch.empty(40) for _ in range(world_size)]
+    dist.all_gather(gathered, torch.tensor(densities))
+    assert all(torch.equal(each, gathered[0]) for each in gathered)
+    assert sieve.report is not None
+    assert "ms of computing" in sieve.report.why
+    assert 0.02 <= sieve.replica.schedule(0) <= 0.5
+
     compiled = make_model()
     optimizer = OPTIMIZERS["sgd"](compiled.parameters())
     gradsieve.share(torch.compile(compiled, backend="eager"), optimizer, density=0.05)

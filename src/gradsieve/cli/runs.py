@@ -27,7 +27,7 @@ from gradsieve.tasks import TASKS
 TaskName = Annotated[str, typer.Argument(metavar="TASK", show_default=False, help=f"One of {', '.join(TASKS)}.")]
 Sparsifier = Annotated[str, typer.Option(help="A method; options as in cltk:beta=0.1. See: gradsieve info")]
 NewFolder = Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")]
-DEMO = "dense,alone,exdyna,topk,powersgd,average"
+DEMO = "dense,alone,share,exdyna,topk,powersgd,average"
 _MAY_CHANGE = ("steps", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
 SIMULATED = (  # what `simulate --json` prints, and in which order
     "task",
@@ -105,7 +105,7 @@ def compare(
     task: TaskName,
     sparsifiers: Annotated[
         str, typer.Option(help="Separated by commas; gain kept needs dense and alone.")
-    ] = "dense,alone,exdyna,topk,cltk,hard_threshold,sidco,average",
+    ] = "dense,alone,share,exdyna,topk,cltk,hard_threshold,sidco,average",
     virtual: Annotated[bool, typer.Option("--virtual", help="Virtual workers in one process.")] = False,
     out: NewFolder = None,
     as_json: AsJson = False,
@@ -166,7 +166,7 @@ def demo(
     out: NewFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare six methods in real processes: 2 minutes.
+    """Compare seven methods in real processes: 2 minutes.
 
     The images are scikit-learn's digits; nothing is downloaded.
 
