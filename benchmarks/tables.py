@@ -5,6 +5,7 @@ A table stands between `<!-- NAME -->` and `<!-- end -->`; what is between them 
 
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +71,7 @@ def measured(row: dict[str, str]) -> str:
 
 def step() -> str:
     """A column a number of processes; in brackets times plain DDP."""
-    rows = [row for row in read("step") if row["benchmark"] == "step"]
+    rows = [row for row in read("step") if row["benchmark"] == "step" and row["against"] == "plain DDP"]
     return f"{grid(rows, 'workers', 'a step, ms', '{} processes')}\n\n({under(rows)})"
 
 
@@ -83,6 +84,46 @@ def wire() -> str:
     lines = [[case, *(f"{float(found[case, kind]['median']):.2f}" for kind in kinds)] for case in cases]
     heads = ["bytes for each selected element", "our meter", "interfaces, without headers", "with headers"]
     return f"{markdown(heads, lines)}\n\n({under(rows)})"
+
+
+def sharing() -> str:
+    """Steps of those that exchange weights, on every link; in brackets times compute alone."""
+    rows = [row for row in read("share-lab") + read("share-step") if row["benchmark"] in ("lab", "step")]
+    base = {_where(row): float(row["median"]) for row in rows if row["case"] == "compute alone"}
+    found = {
+        (row["case"], _where(row)): f"{milliseconds(row)} ({float(row['median']) / base[_where(row)]:.2f}x)"
+        for row in rows
+    }
+    cases = dict.fromkeys(row["case"] for row in rows)
+    lines = [[case, *(found.get((case, where), "") for where in base)] for case in cases]
+    return f"{markdown(['a step, ms', *base], lines)}\n\n({under(rows)})"
+
+
+def _where(row: dict[str, str]) -> str:
+    return f"{row['links'] or 'loopback'}, {row['workers']} workers"
+
+
+def gpt() -> str:
+    """A line a method: the learning rate with the lowest perplexity of those that were tried."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted((ROOT / "benchmarks" / "data").glob("gpt-*.json")):
+        lr = path.stem.removeprefix("gpt-")
+        for run in json.loads(path.read_text()):
+            runs.setdefault(run["method"].split(" every=")[0], []).append({**run, "lr": lr})
+    best = {method: min(found, key=lambda run: run["metric_last"]) for method, found in runs.items()}
+    loss = {method: math.log(run["metric_last"]) for method, run in best.items()}
+    lines = [
+        [
+            f"`{best[method]['method'].replace(' ', ':')}`",
+            f"{loss[method]:.3f}",
+            f"{(loss['alone'] - loss[method]) / (loss['alone'] - loss['dense']):.0%}",
+            f"{best[method]['bytes_per_step'] / 1e3:,.1f} kB",
+            f"{best[method]['lr']} of {', '.join(run['lr'] for run in runs[method])}",
+        ]
+        for method in sorted(best, key=lambda method: loss[method])
+    ]
+    heads = ["method", "test loss, nats", "gain kept", "bytes per step and worker", "learning rate"]
+    return markdown(heads, lines)
 
 
 def judges() -> str:

@@ -49,6 +49,7 @@ def test_demo_compares_in_real_processes(tmp_path: Path) -> None:
         "exdyna",
         "powersgd",
         "report.html",
+        "share",
         "steps.csv",
         "summary.csv",
         "topk",

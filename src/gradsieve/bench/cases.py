@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from gradsieve._check import one_of
 from gradsieve.ddp import Sieve, sparsify
 from gradsieve.share import ShareSieve, share
 
@@ -48,6 +49,16 @@ class Case:
     @property
     def warm_up(self) -> int:
         return WARM_UP if self.sieve is not None or self.name in POWERSGD else _FEW_NEED
+
+
+def parse_cases(text: str, *needed: str) -> tuple[str, ...]:
+    """Names of cases, separated by semicolons, with those that others are compared to; all if there are none.
+
+    >>> parse_cases("exdyna; share", "compute alone")
+    ('exdyna', 'share', 'compute alone')
+    """
+    named = [one_of("case", part.strip(), CASES) for part in text.split(";") if part.strip()]
+    return tuple(case for case in CASES if case in (*named, *needed)) if named else CASES
 
 
 def make_case(name: str, rank: int, density: float) -> Case:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from gradsieve.bench.cases import ALONE, CASES, OURS, PLAIN, POWERSGD
+from gradsieve.bench.step import MOST_COMPUTE as SHARING_GOALS
 from gradsieve.bench.step import step_rows
 from gradsieve.bench.timing import Row
 from gradsieve.lab.network import network
@@ -27,8 +28,10 @@ def bench_lab(
     """One row a case, its ratio to compute alone; then ours against those it must beat."""
     with network(parse_links(rate, hosts)) as made:
         rows = step_rows("lab", hosts, density, repeats, cases, places=made.places(hosts), links=rate, told=told)
-    goals = {OURS: MOST_COMPUTE.get(rate)}
+    goals = {OURS: MOST_COMPUTE.get(rate), **SHARING_GOALS}
     found = [row.with_ratio(rows[ALONE], at_most=goals.get(case)) for case, row in rows.items()]
     return found + [
-        rows[OURS].with_ratio(rows[other], at_least=factor) for other, factor in LEAST_FASTER.get(rate, {}).items()
+        rows[OURS].with_ratio(rows[other], at_least=factor)
+        for other, factor in LEAST_FASTER.get(rate, {}).items()
+        if OURS in rows and other in rows
     ]

@@ -21,6 +21,9 @@ app = typer.Typer(
 
     Example: gradsieve bench step --workers 2 --repeats 10""",
 )
+Cases = Annotated[
+    str, typer.Option(help='Only these, as in "plain DDP; share, delay=1; compute alone"; default: all.')
+]
 Repeats = Annotated[int, typer.Option(help="Repetitions; medians are reported.")]
 Out = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file.")]
 
@@ -64,6 +67,7 @@ def step(
     workers: Annotated[str, typer.Option(help="Numbers of processes, separated by commas.")] = "4,2",
     density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
     repeats: Repeats = 30,
+    cases: Cases = "",
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,21 +77,23 @@ def step(
 
     Example: gradsieve bench step --workers 2 --out step.csv
     """
+    from gradsieve.bench.cases import ALONE, LATE, OURS, PLAIN, parse_cases
     from gradsieve.bench.step import bench_memory, bench_step
 
     with clear_errors():
         fraction("density", density)
         at_least("repeats", repeats, 1)
         numbers = [at_least("workers", _whole("workers", part), 1) for part in workers.split(",")]
+        chosen = parse_cases(cases, PLAIN, ALONE)
         check_out(out)
     rows = []
     with _progress(hidden=as_json) as progress:
         task = progress.add_task("", total=len(numbers))
         for number in numbers:
             progress.update(task, description=f"{number} processes")
-            rows += bench_step(number, density, repeats)
+            rows += bench_step(number, density, repeats, chosen)
             progress.advance(task)
-        rows.append(bench_memory(min(numbers), density))
+        rows += [bench_memory(min(numbers), density, case) for case in (OURS, LATE) if case in chosen]
     if _deliver(rows, out, as_json):
         return
     _print_rows(rows, f"10 linear layers of 1024, batch 32, loopback, medians of {repeats} steps")
@@ -102,6 +108,7 @@ def lab(
     rates: Annotated[str, typer.Option(help="Of the links, separated by commas.")] = "1gbit,100mbit,20mbit",
     density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
     repeats: Repeats = 15,
+    cases: Cases = "",
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,6 +118,7 @@ def lab(
 
     Example: gradsieve bench lab --rates 100mbit --repeats 10
     """
+    from gradsieve.bench.cases import ALONE, PLAIN, parse_cases
     from gradsieve.bench.lab import bench_lab
 
     with clear_errors():
@@ -119,6 +127,7 @@ def lab(
         wanted = rates.split(",")
         for rate in wanted:
             parse_links(rate, hosts)
+        chosen = parse_cases(cases, PLAIN, ALONE)
         check_out(out)
         check_possible()
     rows = []
@@ -130,7 +139,7 @@ def lab(
                 progress.update(task, description=f"{rate}: {what}")
 
             told("starting")
-            rows += bench_lab(hosts, rate, density, repeats, told)
+            rows += bench_lab(hosts, rate, density, repeats, told, chosen)
             progress.advance(task)
     if _deliver(rows, out, as_json):
         return
