@@ -213,6 +213,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density, "claims": claims},
     "docs/judges.md": {"judges": judges},
+    "docs/share.md": {"gpt": gpt, "sharing": sharing},
     "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria, "notes": notes},
 }
 

@@ -9,7 +9,7 @@ from gradsieve.exchange import Exchanged
 from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import ReplicasDiffer
 from gradsieve.schedules import dgc_warm_up
-from gradsieve.share import Auto, NonFiniteWeights, ShareReport, ShareSieve, share
+from gradsieve.share import Auto, NonFiniteWeights, ReplicaAdamW, ShareReport, ShareSieve, share
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, Window, make_sparsifier
 from gradsieve.steps import StepReport
 from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
@@ -27,6 +27,7 @@ __all__ = [
     "NonFiniteWeights",
     "ProcessGroupWorld",
     "Program",
+    "ReplicaAdamW",
     "ReplicasDiffer",
     "ShareReport",
     "ShareSieve",

@@ -16,7 +16,7 @@ PEERS: dict[str, dict[str, Any]] = {  # name -> options and their defaults
 ALONE, AVERAGE, SHARE = "alone", "average", "share"
 REPLICATED: dict[str, dict[str, Any]] = {  # every worker trains a replica of its own; options as above
     ALONE: {},
-    SHARE: {"sparsifier": "exdyna", "every": 1, "delay": 0, "judge": "auto", "finish": 1},  # and the sparsifier's
+    SHARE: {"sparsifier": "exdyna", "every": 1, "delay": 0, "judge": "auto", "noise": "own", "finish": 1},
     AVERAGE: {"every": None},  # steps from one average to the next; None: as many as make its bytes a sparse run's
 }
 
@@ -79,6 +79,7 @@ def _share(density: float, options: dict[str, Any], label: str) -> Method:
     options = {**REPLICATED[SHARE], **options}
     at_least("every", options["every"], 1)
     one_of("delay", options["delay"], (0, 1))
+    one_of("noise", options["noise"], ("own", "averaged"))  # what Adam divides by: averaged takes ReplicaAdamW
     one_of("finish", options["finish"], (0, 1))  # whether it ends with an average of all weights
     one_of("judge", options["judge"], ("auto", "drift", "curvature"))
     one_of("sparsifier", options["sparsifier"], SPARSIFIERS)

@@ -7,9 +7,13 @@ from torch import nn
 
 from gradsieve.experiments.methods import has_momentum
 from gradsieve.experiments.settings import Settings
+from gradsieve.share.adamw import ReplicaAdamW
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    if settings.optimizer == "adam" and settings.options.get("noise") == "averaged":
+        decay = settings.weight_decay or 0.0
+        return ReplicaAdamW(model.parameters(), settings.lr, weight_decay=decay, workers=settings.workers)
     if settings.optimizer == "adam":
         return torch.optim.AdamW(model.parameters(), settings.lr, weight_decay=settings.weight_decay or 0.0)
     return torch.optim.SGD(

@@ -108,6 +108,7 @@ class Share(Alone):
         options, self.world, self.steps = dict(settings.options), world, settings.steps
         delay, name = options.pop("delay"), options.pop("sparsifier")
         every, judge, self.finish = options.pop("every"), options.pop("judge"), options.pop("finish")
+        del options["noise"]  # the optimizer's
         first = world.rank if isinstance(world, ProcessGroupWorld) else 0
         self.workers = []
         for rank, replica in enumerate(replicas, first):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve._check import one_of
+from gradsieve.share.adamw import ReplicaAdamW
 from gradsieve.share.replica import JUDGES
 from gradsieve.share.rounds import is_exclusive
 from gradsieve.sparsifiers import Sparsifier
@@ -17,6 +18,7 @@ WITH_SECOND_MOMENTS = (
     torch.optim.NAdam,
     torch.optim.RAdam,
     torch.optim.RMSprop,
+    ReplicaAdamW,
 )
 
 
