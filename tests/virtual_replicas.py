@@ -10,6 +10,7 @@ from gradsieve import VirtualWorld, make_sparsifier
 from gradsieve.schedules import as_schedule
 from gradsieve.share import Replica
 from gradsieve.share.driver import Driver
+from gradsieve.share.parameters import second_moments
 
 SGD: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
 
@@ -52,17 +53,20 @@ class Workers:
         self.models = [make_model(dtype=dtype) for _ in range(world_size)]
         optimizer_options = optimizer_options or {"lr": 0.05}
         self.optimizers = [optimizer(model.parameters(), **optimizer_options) for model in self.models]
-        self.replicas = [
-            Replica(
-                dict(model.named_parameters()),
-                make_sparsifier(sparsifier, **(options or {})),
-                as_schedule(density),
-                rank=rank,
-                world_size=world_size,
-                **(settings or {}),
+        self.replicas = []
+        for rank, (model, made) in enumerate(zip(self.models, self.optimizers, strict=True)):
+            chooses = make_sparsifier(sparsifier, **(options or {}))
+            self.replicas.append(
+                Replica(
+                    dict(model.named_parameters()),
+                    chooses,
+                    as_schedule(density),
+                    rank=rank,
+                    world_size=world_size,
+                    second=second_moments([made], "auto", chooses),
+                    **(settings or {}),
+                )
             )
-            for rank, model in enumerate(self.models)
-        ]
         self.driver = Driver(self.replicas, VirtualWorld(world_size), delay)
 
     def compute(self, step: int, ranks: Sequence[int] | None = None) -> None:

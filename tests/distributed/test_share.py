@@ -19,6 +19,7 @@ from helpers import assert_same
 from virtual_replicas import Workers, backward, make_model
 
 STEPS = 9
+WAYS = list(itertools.product((0, 1), ("fp32", "bf16", "fp8")))
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -41,9 +42,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: 
 
 def _every_way(rank: int, world_size: int) -> dict[str, Any]:
     found = {}
-    for delay, values in itertools.product((0, 1), ("fp32", "fp8")):
+    for delay, values in WAYS:
         model = make_model()
-        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        optimizer = OPTIMIZERS["adamw" if values == "bf16" else "sgd"](model.parameters())
         sieve = gradsieve.share(model, optimizer, "exdyna", 0.05, delay=delay, values=values, check_every=3)
         train(model, optimizer, rank, range(STEPS))
         state = sieve.state_dict()
@@ -63,8 +64,11 @@ def _every_way(rank: int, world_size: int) -> dict[str, Any]:
 
 def test_processes_equal_virtual_workers(tmp_path: Path) -> None:
     results = run_processes(_every_way, 3, tmp_path)
-    for delay, values in itertools.product((0, 1), ("fp32", "fp8")):
-        virtual = Workers(3, 0.05, delay=delay, settings={"values": values}, lr=0.05, momentum=0.9)
+    for delay, values in WAYS:
+        made: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
+        if values == "bf16":  # entries are judged by Adam's second moment
+            made = {"optimizer": torch.optim.AdamW, "lr": 0.01}
+        virtual = Workers(3, 0.05, delay=delay, settings={"values": values}, **made)
         for step in range(STEPS):
             virtual.step(step)
         for rank, result in enumerate(results):
@@ -314,6 +318,9 @@ def _refused(rank: int, world_size: int) -> None:
         (lambda: gradsieve.share("model", optimizer), TypeError, "model must be a torch.nn.Module, got str"),
         (lambda: gradsieve.share(model, optimizer, density=0), ValueError, r"density must be in \(0, 1\], got 0"),
         (lambda: gradsieve.share(model, optimizer, "dgc"), ValueError, "sparsifier must work on weights"),
+        (lambda: gradsieve.share(model, optimizer, judge="curvature"), ValueError, "curvature needs Adam, AdamW"),
+        (lambda: gradsieve.share(model, optimizer, judge="loss"), ValueError, "judge must be one of auto, drift"),
+        (lambda: gradsieve.share(model, optimizer, density="most"), ValueError, "density must be one of auto"),
         (lambda: gradsieve.share(model, optimizer, delay=3), ValueError, "delay must be one of 0, 1, got 3"),
         (lambda: gradsieve.share(model, optimizer, check_every=-1), ValueError, "check_every must be at least 0"),
     ):

@@ -1,6 +1,5 @@
 """The comparison of judges: its trial obeys the law, *alone* has one shard of eight, and what was run is kept."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,6 @@ import pytest
 import torch
 
 from gradsieve import SPARSIFIERS
-from gradsieve.experiments import running
-from gradsieve.experiments.engines import make_feeds
-from gradsieve.experiments.settings import Settings
 from helpers import Group, gradients, load
 
 
@@ -37,17 +33,6 @@ def test_votes_with_other_signs_cancel(script: Any, monkeypatch: pytest.MonkeyPa
     assert update[:2].tolist() == [0, 0]
     grads[1][:2] = 1.0
     assert Group("votes", 0.005, 2).step(grads)[0][:2].tolist() == [1, 1]
-
-
-def test_alone_has_the_first_shard(script: Any) -> None:
-    settings = Settings("mlp", virtual=True, workers=1, batch=4)
-    task = settings.make_task()
-    data = task.load()
-    with script.one_shard():
-        (feed,) = running.make_feeds(task, data, settings)  # type: ignore[attr-defined]
-    expected = make_feeds(task, data, replace(settings, workers=script.WORKERS))[0]
-    assert torch.equal(feed.shard, expected.shard)
-    assert running.make_feeds is make_feeds  # type: ignore[attr-defined]
 
 
 def test_runs_are_kept(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,15 +83,11 @@ def share(
         sparsifier = make_sparsifier(sparsifier, **options)
     elif options:
         raise TypeError(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
-    if (
-        scaler is not None
-        and dense_steps
-        and any(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers)
-    ):
-        raise ValueError(
-            "dense_steps must be 0 with a scaler and a fused optimizer, which unscales gradients too late to "
-            f"average them, got {dense_steps}"
-        )
+    if scaler is not None and dense_steps:
+        fused = any(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers)
+        if fused or len(optimizers) > 1:
+            kind = "a fused optimizer" if fused else "several optimizers"
+            raise ValueError(f"dense_steps must be 0 with a scaler and {kind}, got {dense_steps}")
     world = ProcessGroupWorld(process_group)
     replica = Replica(
         shared_parameters(model, optimizers),
@@ -129,10 +125,8 @@ class ShareSieve:
         self._counts = parameter_counts(optimizers)
         self._inside = False
         self._stepped: set[int] = set()  # optimizers whose step was not skipped
-        self._workers, self._absent = (
-            world.size,
-            False,
-        )  # who took part in this dense step; whether this rank did not
+        self._workers = world.size  # that took part in this dense step
+        self._absent = False  # this rank did not
         self._uneven = False  # some rank has skipped a dense step
         background: Background[list[Outcome]] | None = None
         beside = world
@@ -252,19 +246,19 @@ class ShareSieve:
 
     def _complete(self) -> None:
         """The last optimizer has stepped, or its step was skipped on this rank."""
-        dense, rounds = self.replica.dense, self.replica.rounds
-        if dense:
+        if self.replica.dense:
             self._agree_after_dense_step()
-        self.driver.after_step()
+        if not self.driver.after_step():
+            return
         report = self.replica.report
-        if report is not None and self.replica.rank in report.restored:
+        assert report is not None
+        if self.replica.rank in report.restored:
             for each in self._optimizers:
                 each.state.clear()  # what came with weights that are not finite is no better
-        if self.replica.rounds == rounds:
-            return
-        if self.replica.rounds % BUFFERS_EVERY == 0 and (buffers := self._buffers()):
+        applied = report.round + 1  # not those made: another may be under way
+        if applied % BUFFERS_EVERY == 0 and (buffers := self._buffers()):
             self.world.run([broadcast_(buffers)])
-        if self.check_every and self.replica.rounds % self.check_every == 0:
+        if self.check_every and applied % self.check_every == 0:
             self.check_replicas()
 
     def _agree_after_dense_step(self) -> None:
