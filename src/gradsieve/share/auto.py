@@ -70,7 +70,7 @@ class AutoDensity:
         self._exchanging.append(exchanging)
 
     def agree(self, world_size: int) -> Program[None]:
-        """Before a round: choose the density anew if enough was measured since the last time."""
+        """Before a round: choose the density again if enough was measured since the last time."""
         if len(self._exchanging) < WINDOW:  # the same on all workers: all made the same rounds
             return
         own = torch.tensor([median(self._computing), median(self._exchanging)], dtype=torch.float64)
