@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY) ## compare seven methods in real processes, and write a report (2 minutes)
+demo: $(READY) ## compare seven methods in real processes, and write a report (3 minutes)
 	$(BIN)/gradsieve demo
 
 test: $(READY) ## run the tests (under 10 minutes on 2 cores)

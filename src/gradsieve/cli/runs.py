@@ -166,7 +166,7 @@ def demo(
     out: NewFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare seven methods in real processes: 2 minutes.
+    """Compare seven methods in real processes: 3 minutes.
 
     The images are scikit-learn's digits; nothing is downloaded.
 
