@@ -1,7 +1,6 @@
 """`gradsieve.share` in real processes: equal to virtual workers, and at home in the loops that users write."""
 
 import contextlib
-import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -347,56 +346,3 @@ def _refused(rank: int, world_size: int) -> None:
 
 def test_errors_reach_every_rank(tmp_path: Path) -> None:
     run_processes(_refused, 2, tmp_path)
-
-
-def _shards(rank: int, world_size: int) -> None:
-    """FSDP2 inside a node of two, share between the nodes: local shards are averaged over the replicate group."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    replica = mesh["replicate"].get_local_rank()
-    whole = make_model()
-    model = copy.deepcopy(whole)
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh["shard"])
-    fully_shard(model, mesh=mesh["shard"])
-    optimizer = OPTIMIZERS["adamw"](model.parameters())
-    sieve = gradsieve.share(model, optimizer, density=1.0, process_group=mesh["replicate"].get_group())
-    reference = Workers(2, 1.0, optimizer=torch.optim.AdamW, lr=0.01)
-    for step in range(5):
-        train(model, optimizer, replica, [step])
-        reference.step(step)
-    sieve.check_replicas()
-    full = torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()])
-    torch.testing.assert_close(full, reference.weights()[replica], rtol=1e-4, atol=1e-5)
-
-    sparse = copy.deepcopy(whole)
-    fully_shard(sparse, mesh=mesh["shard"])
-    optimizer = OPTIMIZERS["adamw"](sparse.parameters())
-    sieve = gradsieve.share(sparse, optimizer, density=0.05, delay=1, process_group=mesh["replicate"].get_group())
-    train(sparse, optimizer, replica, range(5))
-    sieve.check_replicas()
-    assert sieve.report is not None
-    assert sieve.report.union == sieve.report.k
-    with sieve.shared():
-        pass
-    sieve.finish()
-
-    # DDP inside a node of two, share between the nodes.
-    inner = make_model()
-    ddp = DistributedDataParallel(inner, process_group=mesh["shard"].get_group())
-    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    sieve = gradsieve.share(ddp, optimizer, density=0.05, process_group=mesh["replicate"].get_group())
-    for step in range(4):
-        optimizer.zero_grad()
-        backward(ddp, rank, step)
-        optimizer.step()
-    other = flat(inner)
-    dist.broadcast(other, 2 * replica, group=mesh["shard"].get_group())
-    assert torch.equal(other, flat(inner)), "replicas inside a node differ"
-
-
-def test_shards_and_nodes(tmp_path: Path) -> None:
-    run_processes(_shards, 4, tmp_path)

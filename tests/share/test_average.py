@@ -61,3 +61,9 @@ def test_broadcast_gives_all_the_first_workers() -> None:
     VirtualWorld(3).run([broadcast_(own) for own in each])
     for own in each:
         assert all(torch.equal(*pair) for pair in zip(own, tensors(0), strict=True))
+
+
+def test_float64_keeps_its_digits() -> None:
+    workers = [[torch.tensor([1.0 + 2.0**-40], dtype=torch.float64)], [torch.tensor([1.0], dtype=torch.float64)]]
+    VirtualWorld(2).run([average_(tensors, 2) for tensors in workers])
+    assert workers[0][0].item() == workers[1][0].item() == 1.0 + 2.0**-41

@@ -13,7 +13,7 @@ CHUNK = 1 << 20  # elements of one message: 4 MiB of float32, which all worlds a
 def average_(tensors: Sequence[Tensor], world_size: int) -> Program[None]:
     """Replace every tensor by its mean over workers; those that are not floating point stay as they are.
 
-    Sums are in float32, whatever the tensors' own types, and pass through one buffer of at most `CHUNK` elements.
+    Sums are in float32, or in float64 where a tensor is, and pass through one buffer of at most `CHUNK` elements.
 
     >>> from gradsieve.worlds.virtual import VirtualWorld
     >>> workers = [[torch.tensor([1.0, 2.0])], [torch.tensor([3.0, 2.0])]]
@@ -26,10 +26,11 @@ def average_(tensors: Sequence[Tensor], world_size: int) -> Program[None]:
     total = sum(len(flat) for flat in flats)
     if not total:
         return
-    buffer = torch.empty(min(CHUNK, total), device=flats[0].device)
+    wide = torch.float64 if any(flat.dtype == torch.float64 for flat in flats) else torch.float32
+    buffer = torch.empty(min(CHUNK, total), dtype=wide, device=flats[0].device)
     for parts in _chunks(flats):
         lengths = [len(part) for part in parts]
-        message = torch.cat([part.float() for part in parts], out=buffer[: sum(lengths)])
+        message = torch.cat([part.to(wide) for part in parts], out=buffer[: sum(lengths)])
         mean = (yield AllReduce("values", message)) / world_size
         for part, value in zip(parts, mean.split(lengths), strict=True):
             part.copy_(value)

@@ -153,8 +153,10 @@ class Replica:
         self.weights.write_(found.entries, moved)
         self.weights.shared[found.entries.where] = found.mean
         assert self._made is not None
-        seconds = {**self._made.seconds, "write": time.perf_counter() - started}
-        self.report = replace(self._made, residual_norm=self._norm(), seconds=seconds)
+        written = time.perf_counter()
+        norm = self._norm()
+        spent = {"write": written - started, "measure": time.perf_counter() - written}
+        self.report = replace(self._made, residual_norm=norm, seconds={**self._made.seconds, **spent})
 
     def _handle(self, found: NotFinite) -> None:
         ranks = [rank for rank, position in enumerate(found.bad) if position >= 0]
