@@ -1,6 +1,7 @@
 """What the tests share: gradients of every kind, groups of virtual workers, and the laws they are held to."""
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ def load_example(name: str) -> Any:
 
 
 def load(path: str) -> Any:
-    """A file that belongs to no package, as a module."""
+    """A file that belongs to no package, as a module; it finds the files beside it, as a script does."""
+    if (beside := str((ROOT / path).parent)) not in sys.path:
+        sys.path.append(beside)
     spec = importlib.util.spec_from_file_location(f"loaded_{Path(path).stem}", ROOT / path)
     assert spec is not None
     assert spec.loader is not None
