@@ -131,7 +131,7 @@ def compare(trials: Trials, out: Path, about: str | None) -> None:
     """All runs that the arguments ask for: with each rate on the first seed, then the best on the others."""
     arguments = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--task", action="append", choices=trials.tasks, help="may be repeated; default: all")
-    arguments.add_argument("--method", action="append", choices=trials.methods, help="may be repeated; default: all")
+    arguments.add_argument("--method", action="append", choices=trials.methods, help="likewise")
     arguments.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of them; 1 for the rates alone")
     arguments.add_argument("--out", type=Path, default=out)
     chosen = arguments.parse_args()

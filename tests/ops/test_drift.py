@@ -13,22 +13,38 @@ from gradsieve import ops
 from gradsieve.ops import reference
 
 
+def pieces(x: Tensor, count: int) -> list[Tensor]:
+    """Uneven pieces, each in memory of its own; some are empty."""
+    chance = torch.Generator().manual_seed(count)
+    borders = torch.randint(len(x) + 1, (count - 1,), generator=chance).sort().values.tolist()
+    return [part.clone() for part in x.tensor_split(borders)]
+
+
 def check(
     shared: Tensor, weights: Tensor, threshold: float, start: int, stop: int, second: Tensor | None = None
 ) -> None:
+    for count in (1, 7):
+        moments = [] if second is None else pieces(second, count)
+        check_pieces(shared, pieces(weights, count), threshold, start, stop, moments)
+
+
+def check_pieces(
+    shared: Tensor, weights: list[Tensor], threshold: float, start: int, stop: int, second: list[Tensor]
+) -> None:
     found, expected = (torch.zeros(ops.BINS, dtype=torch.int64) for _ in range(2))
-    more = {"second": second}
-    positions, values, bad = ops.drift_select(shared, weights, threshold, start, stop, counts=found, **more)
-    others, theirs, worst = reference.drift_select(shared, weights, threshold, start, stop, counts=expected, **more)
+    positions, values, bad = ops.drift_select(shared, weights, threshold, start, stop, counts=found, second=second)
+    others, theirs, worst = reference.drift_select(
+        shared, weights, threshold, start, stop, counts=expected, second=second
+    )
     assert torch.equal(positions, others)
     assert bad == int(worst)
-    if second is None:
+    if not second:
         assert torch.equal(values, theirs)
         assert torch.equal(found, expected)
     else:  # torch's root is not always the nearest float, so an element may be one bin off
         torch.testing.assert_close(values, theirs, rtol=1e-6, atol=0)
         assert int((found.cumsum(0) - expected.cumsum(0)).abs().max()) <= 2
-    assert torch.equal(ops.drift_select(shared, weights, threshold, start, stop, **more)[0], others)
+    assert torch.equal(ops.drift_select(shared, weights, threshold, start, stop, second=second)[0], others)
 
 
 @settings(max_examples=200)
@@ -64,19 +80,63 @@ def test_every_size(dtype: torch.dtype, n: int) -> None:
 def test_first_bad_position() -> None:
     weights = torch.zeros(10_000)
     weights[[7_000, 9_000]] = torch.tensor([math.nan, math.inf])
-    assert ops.drift_select(torch.zeros(10_000), weights, 0.5)[2] == 7_000
-    assert ops.drift_select(torch.zeros(10_000), weights, 0.5, 7_001)[2] == 9_000
-    assert ops.drift_select(torch.zeros(10_000), weights, 0.5, 0, 7_000)[2] == -1
+    for parts in ([weights], pieces(weights, 9)):
+        assert ops.drift_select(torch.zeros(10_000), parts, 0.5)[2] == 7_000
+        assert ops.drift_select(torch.zeros(10_000), parts, 0.5, 7_001)[2] == 9_000
+        assert ops.drift_select(torch.zeros(10_000), parts, 0.5, 0, 7_000)[2] == -1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_second_moment_yet(dtype: torch.dtype) -> None:
+    """A parameter without gradients has drifted nowhere, whatever its weights are."""
+    shared = torch.zeros(9, dtype=torch.promote_types(dtype, torch.float32))
+    weights, second = [torch.ones(4, dtype=dtype), torch.ones(5, dtype=dtype)], [torch.ones(4), torch.empty(0)]
+    check_pieces(shared, weights, 0.5, 2, 8, second)
+    assert ops.drift_select(shared, weights, 0.5, 2, 8, second=second)[0].tolist() == [2, 3]
+
+
+@settings(max_examples=100)
+@given(
+    n=st.integers(0, 300),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 2**31),
+    dtypes=st.sampled_from([[dtype] for dtype in DTYPES] + [DTYPES]),
+)
+def test_gather_and_scatter(n: int, count: int, seed: int, dtypes: list[torch.dtype]) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    parts = [
+        part.to(dtypes[i % len(dtypes)]) for i, part in enumerate(pieces(torch.randn(n, generator=chance), count))
+    ]
+    positions = torch.where(torch.rand(n, generator=chance) < 0.3)[0]
+    whole = torch.cat([part.double() for part in parts])
+    values = ops.gather_pieces(parts, positions)
+    assert torch.equal(values.double(), whole[positions])
+    others = [part.clone() for part in parts]
+    ops.scatter_pieces_(parts, positions, values + 1)
+    reference.scatter_pieces_(others, positions, values + 1)
+    assert all(torch.equal(a, b) for a, b in zip(parts, others, strict=True))
+    missed = torch.ones(n, dtype=torch.bool)
+    missed[positions] = False
+    assert torch.equal(torch.cat([part.double() for part in parts])[missed], whole[missed])
+
+
+@pytest.mark.parametrize("positions", [[2, 1], [-1, 1], [0, 5]])
+def test_bad_positions(positions: list[int]) -> None:
+    parts = [torch.zeros(2), torch.zeros(3)]
+    with pytest.raises(ValueError, match="positions must rise from 0 at least to below 5"):
+        ops.gather_pieces(parts, torch.tensor(positions))
+    with pytest.raises(ValueError, match="positions must rise from 0 at least to below 5"):
+        ops.scatter_pieces_(parts, torch.tensor(positions), torch.zeros(2))
 
 
 @pytest.mark.parametrize(
     ("shared", "weights", "words"),
     [
-        (torch.zeros(3), torch.zeros(4), "weights must have shared's shape"),
+        (torch.zeros(3), torch.zeros(4), "weights must have shared's 3 elements, got 4"),
         (torch.zeros(3, dtype=torch.bfloat16), torch.zeros(3), "shared must be one of float32, float64"),
         (torch.zeros(2, 2), torch.zeros(2, 2), "shared must be a contiguous vector"),
     ],
 )
 def test_bad_input(shared: Tensor, weights: Tensor, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
-        ops.drift_select(shared, weights, 1.0)
+        ops.drift_select(shared, [weights], 1.0)

@@ -239,8 +239,16 @@ def _samples(name: str) -> list[tuple[tuple[object, ...], dict[str, object]]]:
         ],
         "log_histogram": [((x, 0, 5), {})],
         "drift_select": [
-            ((x, x + 1, 0.5, 0, 5), {}),
-            ((x, x.bfloat16(), 0.5, 1, 4), {"counts": torch.zeros(ops.BINS, dtype=torch.int64)}),
+            ((x, [x + 1], 0.5, 0, 5), {"second": [x.abs()]}),
+            (
+                (x, [x[:2].bfloat16(), x[2:].bfloat16()], 0.5, 1, 4),
+                {"second": [], "counts": torch.zeros(ops.BINS, dtype=torch.int64)},
+            ),
+        ],
+        "gather_pieces": [(([x[:2].clone(), x[2:].clone()], indices), {}), (([x.half()], indices), {})],
+        "scatter_pieces_": [
+            (([x[:2].clone(), x[2:].clone()], indices, torch.ones(2)), {}),
+            (([x.half()], indices, torch.ones(2)), {}),
         ],
         "all_finite": [((x,), {})],
         "gather_clear_": [((x.clone(), indices), {})],

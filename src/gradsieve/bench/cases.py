@@ -21,7 +21,7 @@ BF16, FP8 = "exdyna, bf16 values", "exdyna, fp8 values"
 NARROW = {BF16: "bf16", FP8: "fp8"}
 SHARE, LATE, AUTO = "share", "share, delay=1", "share, delay=1, auto"
 SHARING: dict[str, dict[str, Any]] = {SHARE: {}, LATE: {"delay": 1}, AUTO: {"delay": 1, "density": "auto"}}
-STREAK = 4  # steps in a row where an exchange reaches into the next step; the last one waits for its own
+STREAK = 16  # steps in a row where an exchange reaches into the next step; the last one waits for its own
 POWERSGD = ("PowerSGD rank 1", "PowerSGD rank 4")
 SPARSE = ("topk", "cltk", "sidco", "hard_threshold", "micro", OURS)
 CASES = (PLAIN, "fp16 hook", *POWERSGD, *SPARSE, *NARROW, *SHARING, ALONE)

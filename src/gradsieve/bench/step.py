@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from gradsieve import ops
 from gradsieve.bench.cases import ALONE, CASES, LATE, OURS, PLAIN, SHARE, SHARING, WARM_UP, N, make_case
 from gradsieve.bench.memory import process_status
 from gradsieve.bench.timing import Row, spread
@@ -89,6 +90,7 @@ def _peak(post: Post, density: float, name: str) -> int:
     reducer = SparseReducer(make_sparsifier("exdyna"), 0.01, rank=0, world_size=1)
     for _ in range(10):
         VirtualWorld(1).run([reducer.reduce(torch.randn(70_000))])
+    ops.warm_up()
     before = process_status("VmRSS")
     case = make_case(name, post.rank, density)
     for _ in range(WARM_UP):

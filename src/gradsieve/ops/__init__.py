@@ -1,13 +1,17 @@
 """The kernels, as functions: each checks its input once and hands over to torch's dispatcher.
 
-All work on flat, contiguous vectors. Residuals are float32; gradients may be float32, float64, float16 or
-bfloat16. Functions whose name ends in `_` change their first argument.
+All work on flat, contiguous vectors; some on a vector in pieces, which is never made. Residuals are float32;
+gradients may be float32, float64, float16 or bfloat16. Functions whose name ends in `_` change their first
+argument.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from gradsieve.ops import cpu, cpu_drift, reference
+from gradsieve.ops import cpu, cpu_drift, cpu_pieces, reference
 from gradsieve.ops.reference import drift
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
 
@@ -21,9 +25,11 @@ __all__ = [
     "drift",
     "drift_select",
     "gather_clear_",
+    "gather_pieces",
     "log_histogram",
     "pack_sorted",
     "packed_bytes",
+    "scatter_pieces_",
     "scatter_update_",
     "select_above",
     "unpack_sorted",
@@ -32,13 +38,14 @@ __all__ = [
 
 GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-_REGISTERED = (reference, cpu, cpu_drift)  # importing them did it
+_REGISTERED = (reference, cpu, cpu_drift, cpu_pieces)  # importing them did it
 
 
 def warm_up() -> None:
     """Call every kernel once: Numba compiles it on a machine's first call, and loads it on a process's first."""
     cpu.warm_up()
     cpu_drift.warm_up()
+    cpu_pieces.warm_up()
 
 
 def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None = None) -> Tensor:
@@ -105,42 +112,65 @@ def log_histogram(x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
 
 def drift_select(
     shared: Tensor,
-    weights: Tensor,
+    weights: Sequence[Tensor],
     threshold: float,
     start: int = 0,
     stop: int | None = None,
     *,
-    second: Tensor | None = None,
+    second: Sequence[Tensor] = (),
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int]:
-    """What `select_above` finds in `drift(shared, weights)`, in one pass and without making that vector.
+    """What `select_above` finds in the drift of weights that lie in pieces, in one pass; that vector is not made.
 
     Returns the positions, the drift at them, and the first position whose drift is not finite, or -1; such a drift
-    counts as zero. `second`, where given, are second moments of gradients: then all of this is about the drift
-    times their fourth root. `counts`, of `BINS` int64, is increased by its `log_histogram`.
+    counts as zero. `second`, where given, are second moments of gradients, a piece each, empty where there is none
+    yet: then all of this is about the drift times their fourth root. `counts`, of `BINS` int64, is increased by its
+    `log_histogram`.
 
-    >>> drift_select(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 4.0, 2.5]), 0.5)
+    >>> drift_select(torch.tensor([1.0, 2.0, 3.0]), [torch.tensor([1.0]), torch.tensor([4.0, 2.5])], 0.5)
     (tensor([1, 2]), tensor([-2.0000,  0.5000]), -1)
     """
     stop = shared.numel() if stop is None else stop
     _check_vector("shared", shared, (torch.float32, torch.float64))
-    _check_vector("weights", weights, GRAD_DTYPES)
+    _check_pieces("weights", weights)
     _check_range(shared, start, stop)
-    if shared.shape != weights.shape:
-        raise ValueError(f"weights must have shared's shape {tuple(shared.shape)}, got {tuple(weights.shape)}")
-    if second is not None:
-        _check_vector("second", second, GRAD_DTYPES)
-        if second.shape != shared.shape:
-            raise ValueError(f"second must have shared's shape {tuple(shared.shape)}, got {tuple(second.shape)}")
+    if (total := sum(map(Tensor.numel, weights))) != len(shared):
+        raise ValueError(f"weights must have shared's {len(shared)} elements, got {total}")
+    if second:
+        _check_pieces("second", second)
+        sizes, found = [*map(Tensor.numel, weights)], [*map(Tensor.numel, second)]
+        if len(found) != len(sizes) or any(size not in (0, w) for size, w in zip(found, sizes, strict=True)):
+            raise ValueError(f"second must have weights' sizes {sizes} or 0, got {found}")
     positions, values, bad = torch.ops.gradsieve.drift_select(
         shared, weights, threshold, start, stop, second=second, counts=counts
     )
     return positions, values, int(bad)
 
 
+def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
+    """The elements at rising positions of the vector whose pieces these are.
+
+    >>> gather_pieces([torch.tensor([1.0]), torch.tensor([4.0, 2.5])], torch.tensor([0, 2]))
+    tensor([1.0000, 2.5000])
+    """
+    _check_pieces("pieces", pieces)
+    _check_positions("positions", positions, 0, sum(map(Tensor.numel, pieces)))
+    values: Tensor = torch.ops.gradsieve.gather_pieces(pieces, positions)
+    return values
+
+
+def scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor) -> None:
+    """Set the elements at rising positions of the vector whose pieces these are."""
+    _check_pieces("pieces", pieces)
+    _check_positions("positions", positions, 0, sum(map(Tensor.numel, pieces)))
+    if positions.shape != values.shape:
+        raise ValueError(f"values must have positions' shape {tuple(positions.shape)}, got {tuple(values.shape)}")
+    torch.ops.gradsieve.scatter_pieces_(pieces, positions, values)
+
+
 def bin_edge(index: int) -> float:
     """The smallest magnitude of bin `index`: `log_histogram(x)[index:].sum() == len(select_above(x, edge))`."""
-    return float(torch.tensor(index << BIN_SHIFT, dtype=torch.int32).view(torch.float32))
+    return float(np.int32(index << BIN_SHIFT).view(np.float32))
 
 
 def bin_of(magnitude: float) -> int:
@@ -149,7 +179,8 @@ def bin_of(magnitude: float) -> int:
     >>> bin_edge(bin_of(1.0)), bin_edge(bin_of(1.04))
     (1.0, 1.03125)
     """
-    return int(torch.tensor(magnitude, dtype=torch.float32).view(torch.int32)) >> BIN_SHIFT
+    with np.errstate(over="ignore"):
+        return int(np.float32(magnitude).view(np.int32)) >> BIN_SHIFT
 
 
 def all_finite(x: Tensor) -> bool:
@@ -205,6 +236,11 @@ def _check_positions(name: str, x: Tensor, start: int, stop: int) -> None:
     _check_vector(name, x, (torch.int64,))
     if len(x) and not (start <= int(x[0]) and int(x[-1]) < stop and bool((x[1:] > x[:-1]).all())):
         raise ValueError(f"{name} must rise from {start} at least to below {stop}, got others")
+
+
+def _check_pieces(name: str, pieces: Sequence[Tensor]) -> None:
+    for piece in pieces:
+        _check_vector(name, piece, GRAD_DTYPES)
 
 
 def _check_vector(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:

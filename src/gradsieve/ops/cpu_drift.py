@@ -2,13 +2,15 @@
 
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradsieve.ops import reference
-from gradsieve.ops.cpu import CHUNK, LARGEST, MAGNITUDE, TILE, Array, as_array, bar_of, chunks, kernel, select
+from gradsieve.ops.cpu import LARGEST, MAGNITUDE, TILE, Array, as_array, bar_of, chunks, kernel, select
+from gradsieve.ops.cpu_pieces import addresses, edges, floats_at, plain
 from gradsieve.ops.schema import BIN_SHIFT, LIBRARY
 
 
@@ -17,10 +19,12 @@ def _drift(
     shared: Array,
     weights: Array,
     second: Array,
+    borders: Array,
     tile: Array,
     bits: Array,
     bar: np.int32,
     start: int,
+    stop: int,
     wanted: bool,
     counts: Array,
     positions: Array,
@@ -29,25 +33,32 @@ def _drift(
 ) -> tuple[int, int, int]:
     """Subtract tile by tile, and look at each tile while it is in the cache; `bits` is `tile` seen as integers.
 
-    `second` is empty, or differences are multiplied by its fourth root. Returns how many hits there are, where to
-    go on when the output is full, and where the first difference is that is not finite, or -1. Such a difference
-    counts as zero.
+    `weights` and `second` are addresses of pieces between `borders`; `second` is empty, or differences are
+    multiplied by its fourth root. Returns how many hits there are, where to go on when the output is full, and
+    where the first difference is that is not finite, or -1. Such a difference counts as zero.
     """
-    stop = shared.size
     bad = -1
-    for first in range(start, stop, TILE):
-        size = min(TILE, stop - first)
+    piece = np.searchsorted(borders, start, "right") - 1
+    first = start
+    while first < stop:
+        while borders[piece + 1] <= first:
+            piece += 1
+        begin, length = borders[piece], borders[piece + 1] - borders[piece]
+        size = min(TILE, borders[piece + 1] - first, stop - first)
         if count + size > positions.size:
             return count, first, bad
         s = shared[first : first + size]
-        w = weights[first : first + size]
+        w = floats_at(weights[piece], length)[first - begin : first - begin + size]
         zero = np.float32(0)
         for j in range(size):
             tile[j] = s[j] - w[j]
-        if second.size:
-            v = second[first : first + size]
+        if second.size and second[piece]:
+            v = floats_at(second[piece], length)[first - begin : first - begin + size]
             for j in range(size):
                 tile[j] *= np.sqrt(np.sqrt(v[j]))
+        elif second.size:
+            for j in range(size):
+                tile[j] *= np.float32(0)
         for j in range(size):
             zero += tile[j] * np.float32(0)
         if zero != 0:
@@ -64,28 +75,33 @@ def _drift(
         for j in range(before, count):
             values[j] = tile[positions[j]]
             positions[j] += first
+        first += size
     return count, stop, bad
 
 
 def drift_select(
     shared: Tensor,
-    weights: Tensor,
+    weights: Sequence[Tensor],
     threshold: float,
     start: int,
     stop: int,
     *,
-    second: Tensor | None = None,
+    second: Sequence[Tensor],
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = _Drifted(stop - start, threshold, counts)
-    plain = shared.dtype == weights.dtype == torch.float32
-    zeros = np.zeros(0 if plain else min(CHUNK, stop - start), np.float32)
-    for part in [slice(start, stop)] if plain else chunks(start, stop):
-        scale = np.empty(0, np.float32) if second is None else as_array(second[part].float())
-        if plain:
-            found.take(as_array(shared[part]), as_array(weights[part]), scale, part.start)
-        else:
-            found.take(as_array(reference.drift(shared[part], weights[part])), zeros, scale, part.start)
+    if shared.dtype == torch.float32 and plain(weights) and plain(second):
+        found.take(shared, addresses(weights), addresses(second), edges(weights), start, stop)
+        return found.tensors()
+    for number, (first, piece) in enumerate(zip(edges(weights).tolist(), weights, strict=False)):
+        inside = slice(max(start - first, 0), max(min(stop - first, len(piece)), 0))
+        for part in chunks(inside.start, max(inside.start, inside.stop)):
+            # Converted here, so that there is nothing to subtract there.
+            drift = reference.drift(shared[first + part.start : first + part.stop], piece[part])
+            scale = [second[number][part].float()] if second else []
+            zeros = torch.zeros_like(drift)
+            borders = np.array([0, len(drift)])
+            found.take(drift, addresses([zeros]), addresses(scale), borders, 0, len(drift), first + part.start)
     return found.tensors()
 
 
@@ -100,17 +116,18 @@ class _Drifted:
         self.values = np.empty(self.positions.size, np.float32)
         self.count, self.bad = 0, -1
 
-    def take(self, shared: Array, weights: Array, second: Array, first: int) -> None:
-        """Look at all of `shared - weights`, whose first element is at position `first`."""
-        place, bits = 0, self.tile.view(np.int32)
-        while place < shared.size:
+    def take(
+        self, shared: Tensor, weights: Array, second: Array, borders: Array, place: int, stop: int, first: int = 0
+    ) -> None:
+        """Look at `shared - weights` from a place on; element 0 of `shared` is at position `first`."""
+        bits, looked_at = self.tile.view(np.int32), as_array(shared)
+        while place < stop:
             before, output = self.count, (self.positions, self.values, self.count)
-            self.count, place, bad = _drift(
-                shared, weights, second, self.tile, bits, self.bar, place, self.wanted, self.counts, *output
-            )
+            pieces, how = (looked_at, weights, second, borders), (self.tile, bits, self.bar)
+            self.count, place, bad = _drift(*pieces, *how, place, stop, self.wanted, self.counts, *output)
             self.positions[before : self.count] += first
             self.bad = first + bad if self.bad < 0 <= bad else self.bad
-            if place < shared.size:
+            if place < stop:
                 self.positions.resize(self.positions.size * 3 // 2, refcheck=False)
                 self.values.resize(self.positions.size, refcheck=False)
 
@@ -124,7 +141,7 @@ class _Drifted:
 def warm_up() -> None:
     """Compile or load the kernel: see `cpu.warm_up`."""
     x = torch.zeros(128)
-    drift_select(x, x.clone(), math.inf, 0, len(x))
+    drift_select(x, [x.clone()], math.inf, 0, len(x), second=[])
 
 
 LIBRARY.impl("drift_select", drift_select, "CPU")

@@ -1,9 +1,12 @@
 """Every kernel in plain torch: what it means, and what the fast ones are tested against."""
 
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
-from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts
+from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts, wide_type
 
 
 def select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
@@ -42,17 +45,20 @@ def drift(shared: Tensor, weights: Tensor) -> Tensor:
 
 def drift_select(
     shared: Tensor,
-    weights: Tensor,
+    weights: Sequence[Tensor],
     threshold: float,
     start: int,
     stop: int,
     *,
-    second: Tensor | None = None,
+    second: Sequence[Tensor],
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = drift(shared[start:stop], weights[start:stop])
-    if second is not None:
-        found = found * second[start:stop].float().sqrt().sqrt()
+    found = torch.cat([drift(*pair) for pair in zip(shared.split(list(map(len, weights))), weights, strict=True)])
+    found = found[start:stop]
+    if second:
+        pairs = zip(second, weights, strict=True)
+        moments = [each if len(each) else torch.zeros_like(piece) for each, piece in pairs]
+        found = found * torch.cat([each.float() for each in moments])[start:stop].sqrt().sqrt()
     bad = torch.where(~found.isfinite())[0]
     first = bad[0] + start if len(bad) else bad.new_full((), -1)
     found[bad] = 0
@@ -60,6 +66,27 @@ def drift_select(
         counts += log_histogram(found, 0, len(found))
     positions = select_above(found, threshold, 0, len(found))
     return positions + start, found[positions], first
+
+
+def inside(pieces: Sequence[Tensor], positions: Tensor) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Each piece that rising positions reach: itself, where in it, and which of the positions these are."""
+    starts = [0, *accumulate(map(Tensor.numel, pieces))]
+    edges = torch.searchsorted(positions, torch.tensor(starts, device=positions.device)).tolist()
+    for piece, start, first, behind in zip(pieces, starts, edges, edges[1:], strict=False):
+        if first < behind:
+            yield piece, positions[first:behind] - start, slice(first, behind)
+
+
+def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
+    values = positions.new_empty(positions.shape, dtype=wide_type(pieces))
+    for piece, where, among in inside(pieces, positions):
+        values[among] = piece[where].to(values.dtype)
+    return values
+
+
+def scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor) -> None:
+    for piece, where, among in inside(pieces, positions):
+        piece[where] = values[among].to(piece.dtype)
 
 
 def all_finite(x: Tensor) -> Tensor:
@@ -111,6 +138,8 @@ _KERNELS = (
     accumulate_select_,
     log_histogram,
     drift_select,
+    gather_pieces,
+    scatter_pieces_,
     all_finite,
     gather_clear_,
     scatter_update_,

@@ -4,7 +4,7 @@ Which code runs is chosen by torch's dispatcher: `reference.py` on every device,
 tensors live on a CPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,11 @@ SCHEMAS = {
     ),
     "log_histogram": "(Tensor x, int start, int stop) -> Tensor",
     "drift_select": (
-        "(Tensor shared, Tensor weights, float threshold, int start, int stop, *, Tensor? second=None, "
+        "(Tensor shared, Tensor[] weights, float threshold, int start, int stop, *, Tensor[] second, "
         "Tensor(a!)? counts=None) -> (Tensor, Tensor, Tensor)"
     ),
+    "gather_pieces": "(Tensor[] pieces, Tensor positions) -> Tensor",
+    "scatter_pieces_": "(Tensor(a!)[] pieces, Tensor positions, Tensor values) -> ()",
     "all_finite": "(Tensor x) -> Tensor",
     "gather_clear_": "(Tensor(a!) x, Tensor indices) -> Tensor",
     "scatter_update_": "(Tensor(a!) out, Tensor indices, Tensor values) -> ()",
@@ -34,6 +36,11 @@ SCHEMAS = {
 # each at most 3.2 % wide. Shifting bits needs no logarithm and no knowledge of the scale.
 BIN_SHIFT = 18
 BINS = 1 << (31 - BIN_SHIFT)
+
+
+def wide_type(pieces: Sequence[Tensor]) -> torch.dtype:
+    """Holds the values of every piece: float32, or float64 if a piece is."""
+    return torch.float64 if any(piece.dtype == torch.float64 for piece in pieces) else torch.float32
 
 
 def low_bits(count: int, size: int) -> int:
@@ -81,17 +88,25 @@ def _fake_log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
 
 def _fake_drift_select(
     shared: Tensor,
-    weights: Tensor,
+    weights: Sequence[Tensor],
     threshold: float,
     start: int,
     stop: int,
     *,
-    second: Tensor | None = None,
+    second: Sequence[Tensor],
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = torch.library.get_ctx().new_dynamic_size()
     positions = shared.new_empty(found, dtype=torch.int64)
     return positions, shared.new_empty(found, dtype=torch.float32), shared.new_empty((), dtype=torch.int64)
+
+
+def _fake_gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
+    return positions.new_empty(positions.shape, dtype=wide_type(pieces))
+
+
+def _fake_scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor) -> None:
+    return None
 
 
 def _fake_all_finite(x: Tensor) -> Tensor:
@@ -119,6 +134,8 @@ FAKES: dict[str, Callable[..., Any]] = {
     "accumulate_select_": _fake_accumulate_select_,
     "log_histogram": _fake_log_histogram,
     "drift_select": _fake_drift_select,
+    "gather_pieces": _fake_gather_pieces,
+    "scatter_pieces_": _fake_scatter_pieces_,
     "all_finite": _fake_all_finite,
     "gather_clear_": _fake_gather_clear_,
     "scatter_update_": _fake_scatter_update_,

@@ -20,7 +20,7 @@ from gradsieve.schedules import Schedule
 from gradsieve.share.auto import AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.rounds import Agreed, NotFinite, exchange
-from gradsieve.share.weights import Weights, describe, flat
+from gradsieve.share.weights import Weights, describe
 from gradsieve.sparsifiers import Sparsifier
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.steps import Clock, StepReport
@@ -133,9 +133,9 @@ class Replica:
             yield from self.schedule.agree(self.world_size)
             step = self._step()
         found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values], self.second)
-        if isinstance(found, Agreed) and isinstance(found.entries.where, Tensor):
-            drift = (self.weights.shared[found.entries.where] - found.mean).float()
-            self.sparsifier.observe(Exchanged(found.entries.where, drift, found.counts, True), step)
+        if isinstance(found, Agreed) and isinstance(found.where, Tensor):
+            drift = (self.weights.shared[found.where] - found.mean).float()
+            self.sparsifier.observe(Exchanged(found.where, drift, found.counts, True), step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
         self._made = self._make_report(step, found, clock)
@@ -149,9 +149,9 @@ class Replica:
             self._handle(found)
             return
         started = time.perf_counter()
-        moved = self.weights.read(found.entries) + (found.target - found.own) if late else found.target
-        self.weights.write_(found.entries, moved)
-        self.weights.shared[found.entries.where] = found.mean
+        moved = self.weights.read(found.where) + (found.target - found.own) if late else found.target
+        self.weights.write_(found.where, moved)
+        self.weights.shared[found.where] = found.mean
         assert self._made is not None
         written = time.perf_counter()
         norm = self._norm()
@@ -175,14 +175,14 @@ class Replica:
 
     def average(self) -> Program[None]:
         """Average all weights over all workers; they are then the agreed ones."""
-        yield from average_([flat(parameter) for parameter in self.weights.parameters.values()], self.world_size)
+        yield from average_(self.weights.pieces, self.world_size)
         self.weights.agree_()
 
     def _norm(self) -> float | None:
         if not self.measure:
             return None
-        entries = self.weights.all
-        return vector_norm(self.weights.drift(entries, self.weights.read(entries)))
+        everything = self.weights.all
+        return vector_norm(self.weights.drift(everything, self.weights.read(everything)))
 
     def _make_report(self, step: Step, found: Agreed | NotFinite, clock: Clock) -> ShareReport:
         total = self._ledger.total
@@ -268,7 +268,7 @@ class Replica:
         """A round that was made but not applied, with its report, for a checkpoint."""
         if not isinstance(found, Agreed) or self._made is None:
             return {}
-        where = found.entries.where
+        where = found.where
         positions = torch.empty(0, dtype=torch.int64) if isinstance(where, slice) else where
         parts = {name: getattr(found, name) for name in _PENDING}
         return {"where": positions, **parts, "report": asdict(self._made)}
@@ -279,8 +279,7 @@ class Replica:
             return None
         self._made = ShareReport(**state["report"])
         whole = len(state["where"]) == 0 and len(state["mean"]) == self.weights.n
-        entries = self.weights.all if whole else self.weights.entries(state["where"])
-        return Agreed(entries, *(state[name] for name in _PENDING))
+        return Agreed(self.weights.all if whole else state["where"], *(state[name] for name in _PENDING))
 
     def agreed(self) -> AbstractContextManager[None]:
         """Within it the parameters hold the agreed weights. One worker agrees with itself."""

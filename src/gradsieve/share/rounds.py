@@ -14,7 +14,7 @@ from gradsieve import ops
 from gradsieve.collectives import AllGather, AllReduce, Program, RoundedSum
 from gradsieve.exchange import Step, even_shares
 from gradsieve.share.average import CHUNK
-from gradsieve.share.weights import Drift, Entries, Weights
+from gradsieve.share.weights import Drift, Weights, Where
 from gradsieve.sparsifiers import Sparsifier
 from gradsieve.sparsifiers._exclusive import Exclusive
 from gradsieve.sparsifiers.dense import Dense
@@ -24,7 +24,7 @@ from gradsieve.sparsifiers.dense import Dense
 class Agreed:
     """The outcome of a round. `mean` and `counts` are the same on all workers."""
 
-    entries: Entries
+    where: Where
     mean: Tensor  # what `shared` becomes there
     target: Tensor  # what this worker's weights become: the mean, but for what rounding on the wire left out
     own: Tensor  # what they were when the round was made
@@ -79,14 +79,13 @@ def _exclusive(
     # Spans follow each other in another order than ranks: so all positions rise without being sorted.
     where = torch.cat([parts[rank] for rank in sorted(range(step.world_size), key=lambda rank: spans[rank])])
     counts = [len(part) for part in parts]
-    return (yield from _average(weights, weights.entries(where), counts, look.bad, step, wire))
+    return (yield from _average(weights, where, counts, look.bad, step, wire))
 
 
 def _whole(weights: Weights, sparsifier: Sparsifier, step: Step, wire: torch.dtype) -> Program[Agreed | NotFinite]:
     """For sparsifiers that look at the whole vector: this needs room for it."""
-    entries = weights.all
-    drift = weights.drift(entries, weights.read(entries))
-    bad = _first_bad(drift, entries)
+    drift = weights.drift(weights.all, weights.read(weights.all))
+    bad = _first_bad(drift, weights.all)
     flag = drift.new_full((1,), math.nan if bad >= 0 else 0.0).to(wire)
     drift.nan_to_num_(0.0, 0.0, 0.0)
     hits = ops.select_above(drift, *sparsifier.window(step))
@@ -96,16 +95,15 @@ def _whole(weights: Weights, sparsifier: Sparsifier, step: Step, wire: torch.dty
         return (yield from _say_where(bad, weights, step))
     assert sent.indices is not None
     where, order = sent.indices.sort()
-    entries = weights.entries(where)
-    own = weights.read(entries)
-    return _agree(weights, entries, own, sent.values[order], drift[where], sent.counts, step)
+    own = weights.read(where)
+    return _agree(weights, where, own, sent.values[order], drift[where], sent.counts, step)
 
 
 def _everything(weights: Weights, step: Step, wire: torch.dtype) -> Program[Agreed | NotFinite]:
     found: list[Agreed] = []
     for start in range(0, weights.n, CHUNK):
-        entries = weights.entries(slice(start, min(start + CHUNK, weights.n)))
-        outcome = yield from _average(weights, entries, [], -1, step, wire)
+        part = slice(start, min(start + CHUNK, weights.n))
+        outcome = yield from _average(weights, part, [], -1, step, wire)
         if isinstance(outcome, NotFinite):
             return outcome
         found.append(outcome)
@@ -114,16 +112,16 @@ def _everything(weights: Weights, step: Step, wire: torch.dtype) -> Program[Agre
 
 
 def _average(
-    weights: Weights, entries: Entries, counts: list[int], bad: int, step: Step, wire: torch.dtype
+    weights: Weights, where: Where, counts: list[int], bad: int, step: Step, wire: torch.dtype
 ) -> Program[Agreed | NotFinite]:
-    """Agree on the mean at these entries. `bad` is a position of this worker that is known not to be finite."""
-    own = weights.read(entries)
-    drift = weights.drift(entries, own)
-    bad = bad if bad >= 0 else _first_bad(drift, entries)
+    """Agree on the mean there. `bad` is a position of this worker that is known not to be finite."""
+    own = weights.read(where)
+    drift = weights.drift(where, own)
+    bad = bad if bad >= 0 else _first_bad(drift, where)
     total, rest = yield from _sum(drift, bad >= 0, wire)
     if total is None:
         return (yield from _say_where(bad, weights, step))
-    return _agree(weights, entries, own, total / step.world_size, rest, counts, step)
+    return _agree(weights, where, own, total / step.world_size, rest, counts, step)
 
 
 def _sum(drift: Tensor, bad: bool, wire: torch.dtype) -> Program[tuple[Tensor | None, Tensor | None]]:
@@ -140,7 +138,7 @@ def _sum(drift: Tensor, bad: bool, wire: torch.dtype) -> Program[tuple[Tensor | 
 
 def _agree(
     weights: Weights,
-    entries: Entries,
+    where: Where,
     own: Tensor,
     drift: Tensor,
     rest: Tensor | None,
@@ -149,17 +147,17 @@ def _agree(
 ) -> Agreed:
     """What follows from the mean over workers of their drift."""
     if step.world_size == 1:  # it agrees with itself, to the last bit
-        return Agreed(entries, own, own, own, counts)
-    mean = weights.shared[entries.where] - drift
-    target = weights.rounded(entries, mean)
-    return Agreed(entries, mean, target if rest is None else target - rest, own, counts)
+        return Agreed(where, own, own, own, counts)
+    mean = weights.shared[where] - drift
+    target = weights.rounded(where, mean)
+    return Agreed(where, mean, target if rest is None else target - rest, own, counts)
 
 
-def _first_bad(drift: Tensor, entries: Entries) -> int:
+def _first_bad(drift: Tensor, where: Where) -> int:
     if ops.all_finite(drift):
         return -1
     place = int(torch.where(~drift.isfinite())[0][0])
-    return entries.where.start + place if isinstance(entries.where, slice) else int(entries.where[place])
+    return where.start + place if isinstance(where, slice) else int(where[place])
 
 
 def _say_where(bad: int, weights: Weights, step: Step) -> Program[NotFinite]:

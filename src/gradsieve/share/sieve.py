@@ -25,7 +25,7 @@ from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
 from gradsieve.share.parameters import parameter_counts, second_moments, shared_parameters
 from gradsieve.share.replica import Replica, ShareReport
-from gradsieve.share.weights import flat, local
+from gradsieve.share.weights import local
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
 from gradsieve.worlds import ProcessGroupWorld
 
@@ -267,7 +267,7 @@ class ShareSieve:
         weights, absent, self._absent = self.replica.weights, self._absent, False
         self._uneven = self._uneven or 0 < self._workers < self.world.size
         if self._uneven and self._workers:
-            parts = [flat(parameter) for parameter in weights.parameters.values()]
+            parts = weights.pieces
             for part in parts if absent else ():
                 part.zero_()
             self.world.run([average_(parts, self._workers)])

@@ -3,36 +3,16 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.exchange import Span
+from gradsieve.ops.reference import inside as cut_at
 
 Where: TypeAlias = Tensor | slice  # rising positions, or a part of the vector
-
-
-@dataclass(frozen=True)
-class Part:
-    """The share of one parameter in some entries: where in the parameter, and where among the entries."""
-
-    parameter: Tensor
-    inside: Where
-    among: slice
-
-
-@dataclass(frozen=True)
-class Entries:
-    """Entries of the vector, and the parameters that they belong to."""
-
-    where: Where
-    parts: list[Part]
-
-    def __len__(self) -> int:
-        return self.where.stop - self.where.start if isinstance(self.where, slice) else len(self.where)
 
 
 class Weights:
@@ -55,7 +35,8 @@ class Weights:
         self.sizes = [local(parameter).numel() for parameter in self.parameters.values()]
         self.starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
         self.n = sum(self.sizes)
-        first = flat(next(iter(self.parameters.values())))
+        self._pieces = [flat(parameter) for parameter in self.parameters.values()]
+        first = self._pieces[0]
         self._starts = torch.tensor(self.starts, device=first.device)
         wide = any(parameter.dtype == torch.float64 for parameter in self.parameters.values())
         self.shared = torch.empty(self.n, dtype=torch.float64 if wide else torch.float32, device=first.device)
@@ -76,65 +57,63 @@ class Weights:
         return dict(zip(self.parameters, self.shared.split(self.sizes), strict=True))
 
     @property
-    def all(self) -> Entries:
-        return self.entries(slice(0, self.n))
+    def all(self) -> slice:
+        return slice(0, self.n)
 
-    def entries(self, where: Where) -> Entries:
-        """The entries at rising positions, or of a part of the vector."""
-        if isinstance(where, slice):
-            edges = [min(max(start - where.start, 0), where.stop - where.start) for start in [*self.starts, self.n]]
-        else:
-            edges = [*torch.searchsorted(where, self._starts).tolist(), len(where)]
-        parts = []
-        for start, first, behind, parameter in zip(
-            self.starts, edges, edges[1:], self.parameters.values(), strict=False
-        ):
-            if first == behind:
-                continue
-            inside: Where
-            if isinstance(where, slice):
-                inside = slice(where.start + first - start, where.start + behind - start)
-            else:
-                inside = where[first:behind] - start
-            parts.append(Part(parameter, inside, slice(first, behind)))
-        return Entries(where, parts)
+    @property
+    def pieces(self) -> list[Tensor]:
+        """The elements of each parameter, flat, where they are now: a user may give a parameter other memory."""
+        for place, (parameter, piece) in enumerate(zip(self.parameters.values(), self._pieces, strict=True)):
+            if is_sharded(parameter) or parameter.data_ptr() != piece.data_ptr():
+                self._pieces[place] = flat(parameter)
+        return self._pieces
 
-    def read(self, entries: Entries) -> Tensor:
-        """The weights at these entries, as wide as `shared`."""
-        values = self.shared.new_empty(len(entries))
-        for part in entries.parts:
-            values[part.among] = flat(part.parameter)[part.inside]
+    def read(self, where: Where) -> Tensor:
+        """The weights there, as wide as `shared`."""
+        if isinstance(where, Tensor):
+            return ops.gather_pieces(self.pieces, where)
+        values = self.shared.new_empty(where.stop - where.start)
+        for piece, inside, among in self._cut(where):
+            values[among] = piece[inside]
         return values
 
-    def write_(self, entries: Entries, values: Tensor) -> None:
-        """Set the weights at these entries."""
-        for part in entries.parts:
-            target = flat(part.parameter)
-            target[part.inside] = values[part.among].to(target.dtype)
+    def write_(self, where: Where, values: Tensor) -> None:
+        """Set the weights there."""
+        if isinstance(where, Tensor):
+            ops.scatter_pieces_(self.pieces, where, values)
+            return
+        for piece, inside, among in self._cut(where):
+            piece[inside] = values[among].to(piece.dtype)
 
-    def rounded(self, entries: Entries, values: Tensor) -> Tensor:
-        """The values as weights at these entries can hold them."""
+    def rounded(self, where: Where, values: Tensor) -> Tensor:
+        """The values as weights there can hold them."""
         if self._alike:
             return values
-        result = self.shared.new_empty(len(entries))
-        for part in entries.parts:
-            result[part.among] = values[part.among].to(part.parameter.dtype).to(result.dtype)
+        result = torch.empty_like(values)
+        for piece, _, among in self._cut(where) if isinstance(where, slice) else cut_at(self.pieces, where):
+            result[among] = values[among].to(piece.dtype).to(result.dtype)
         return result
 
-    def drift(self, entries: Entries, own: Tensor) -> Tensor:
-        """How far this replica's `own` weights at these entries are from the agreed ones, in float32."""
-        return (self.rounded(entries, self.shared[entries.where]) - own).float()
+    def _cut(self, where: slice) -> Iterator[tuple[Tensor, slice, slice]]:
+        """The pieces in a part of the vector: each itself, where in it, and where in the part."""
+        for piece, start in zip(self.pieces, self.starts, strict=True):
+            first, behind = max(start, where.start), min(start + len(piece), where.stop)
+            if first < behind:
+                yield piece, slice(first - start, behind - start), slice(first - where.start, behind - where.start)
+
+    def drift(self, where: Where, own: Tensor) -> Tensor:
+        """How far this replica's `own` weights there are from the agreed ones, in float32."""
+        return (self.rounded(where, self.shared[where]) - own).float()
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
         """Within it the parameters hold the agreed weights; afterwards the replica's own are back."""
-        entries = self.all
-        own = self.read(entries)
-        self.write_(entries, self.shared)
+        own = self.read(self.all)
+        self.write_(self.all, self.shared)
         try:
             yield
         finally:
-            self.write_(entries, own)
+            self.write_(self.all, own)
 
 
 class Drift:
@@ -165,39 +144,28 @@ class Drift:
             return self._values
         return self._values[torch.searchsorted(self._positions, positions)]
 
-    def _second(self, parameter: Tensor) -> Tensor | None:
-        if self.second is None:
-            return None
-        found = self.second(parameter)
-        return torch.zeros_like(flat(parameter)) if found is None else flat(found)  # a parameter without gradients
-
     def _find(self, threshold: float, counts: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = []
-        for part in self.weights.entries(slice(*self.span)).parts:
-            assert isinstance(part.inside, slice)
-            start, own = self.span[0] + part.among.start - part.inside.start, flat(part.parameter)
-            positions, values, bad = ops.drift_select(
-                self.weights.shared[start : start + len(own)],
-                own,
-                threshold,
-                part.inside.start,
-                part.inside.stop,
-                second=self._second(part.parameter),
-                counts=counts,
-            )
-            found.append((positions + start, values))
-            if self.bad < 0 <= bad:
-                self.bad = start + bad
-        if not found:
-            return self.weights.shared.new_empty(0, dtype=torch.int64), self.weights.shared.new_empty(0).float()
-        positions, values = (torch.cat(each) for each in zip(*found, strict=True))
+        pieces, second = self.weights.pieces, []
+        if self.second is not None:
+            found = map(self.second, self.weights.parameters.values())
+            second = [pieces[0].new_empty(0) if moment is None else flat(moment) for moment in found]
+        positions, values, bad = ops.drift_select(
+            self.weights.shared, pieces, threshold, *self.span, second=second, counts=counts
+        )
+        self.bad = bad if self.bad < 0 else self.bad
         return positions, values
+
+
+def is_sharded(parameter: Any) -> bool:
+    """Whether it is a DTensor."""
+    return hasattr(parameter, "to_local")
 
 
 def local(parameter: Tensor) -> Tensor:
     """The data of a parameter that are in this process: all, or this rank's shard of a DTensor."""
-    data = parameter.detach()
-    return data.to_local() if hasattr(data, "to_local") else data
+    data: Any = parameter.detach()
+    result: Tensor = data.to_local() if is_sharded(data) else data
+    return result
 
 
 def flat(parameter: Tensor) -> Tensor:
