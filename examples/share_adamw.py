@@ -15,9 +15,9 @@ def train() -> None:
     teacher = nn.Linear(64, 10)  # the same on all ranks
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 10))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = gradsieve.ReplicaAdamW(model.parameters(), lr=3e-3)  # AdamW that knows of the other workers
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
-    sieve = gradsieve.share(model, optimizer, density=0.01, delay=1)  # all start from rank 0's weights
+    sieve = gradsieve.share(model, optimizer, density=0.01, values="fp8", delay=1)  # from rank 0's weights on
 
     for step in range(200):
         inputs = torch.randn(32, 64)  # a real script gives every rank another part of the data

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +347,20 @@ def _refused(rank: int, world_size: int) -> None:
 
 def test_errors_reach_every_rank(tmp_path: Path) -> None:
     run_processes(_refused, 2, tmp_path)
+
+
+def _advised(rank: int, world_size: int) -> None:
+    """A plain Adam is told of, on one rank; an optimizer that knows of the others is not."""
+    for make, told in ((torch.optim.AdamW, rank == 0), (gradsieve.ReplicaAdamW, False), (torch.optim.SGD, False)):
+        model = make_model()
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            gradsieve.share(model, make(model.parameters(), lr=0.01), density=0.05)
+        words = [str(each.message) for each in heard if "ReplicaAdamW" in str(each.message)]
+        assert len(words) == told, words
+        assert not told or words[0].startswith("every worker's AdamW divides by the noise of its own batch")
+    assert gradsieve.ReplicaAdamW(make_model().parameters()).param_groups[0]["workers"] == world_size
+
+
+def test_advice(tmp_path: Path) -> None:
+    run_processes(_advised, 2, tmp_path)

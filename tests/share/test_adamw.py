@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradsieve import ReplicaAdamW
-from gradsieve.share.adamw import averaged_noise
+from gradsieve.share.adamw import averaged_noise_
 from virtual_replicas import backward, make_model
 
 
@@ -33,8 +33,27 @@ def test_noise_is_divided_and_signal_is_not() -> None:
             grad = signal + noise * torch.randn(2_000, generator=chance)
             mean.lerp_(grad, 1 - slow)
             square.lerp_(grad.square(), 0.005)
-        found = float(averaged_noise(square, mean, 8, slow).mean())
-        assert found == pytest.approx(signal**2 + noise**2 / 8, rel=0.05)
+        averaged_noise_([square], [mean], 8, slow)
+        assert float(square.mean()) == pytest.approx(signal**2 + noise**2 / 8, rel=0.05)
+
+
+def test_parameters_of_every_size() -> None:
+    """Those that are updated together, those that are too large for it, and one without a gradient."""
+    sizes = [3, 1 << 20, 5, 1 << 21, 7]
+    params, others = ([nn.Parameter(torch.ones(size)) for size in sizes] for _ in range(2))
+    ours, plain = ReplicaAdamW(params, 0.01, workers=1), torch.optim.AdamW(others, 0.01)
+    for step in range(3):
+        for place in range(len(sizes)):
+            if place != 2 or step:  # so it is a step behind
+                params[place].grad = others[place].grad = torch.full((sizes[place],), 1.0 + step)
+        ours.step()
+        plain.step()
+    for one, two in zip(params, others, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
+
+
+def test_workers_by_default() -> None:
+    assert ReplicaAdamW(nn.Linear(2, 2).parameters()).param_groups[0]["workers"] == 1
 
 
 def test_it_goes_on_from_its_state() -> None:

@@ -6,14 +6,18 @@ batch, and its steps are too small wherever noise rules. How much is signal is e
 own gradients; nothing more is sent.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradsieve._check import at_least, below_one, number, positive
+
+_AT_ONCE = 1 << 20  # elements that are updated together, at most, unless one parameter has more
+_MEANS = ("exp_avg", "exp_avg_sq", "slow_avg")
 
 
 class ReplicaAdamW(Optimizer):
@@ -23,7 +27,7 @@ class ReplicaAdamW(Optimizer):
     the memory `slow`; what is subtracted is the noise that such a mean still has. With one worker it is AdamW.
 
     Args:
-        workers: number of replicas whose weights are averaged.
+        workers: number of replicas whose weights are averaged; by default the processes of this job.
         slow: memory of the mean that tells signal from noise, in [0, 1). It needs one more copy of the parameters.
     """
 
@@ -35,7 +39,7 @@ class ReplicaAdamW(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
-        workers: int,
+        workers: int | None = None,
         slow: float = 0.99,
     ) -> None:
         positive("lr", lr)
@@ -44,6 +48,8 @@ class ReplicaAdamW(Optimizer):
         positive("eps", eps)
         if number("weight_decay", weight_decay) < 0:
             raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
+        if workers is None:
+            workers = dist.get_world_size() if dist.is_initialized() else 1
         at_least("workers", workers, 1)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "workers": workers, "slow": slow})
@@ -55,29 +61,59 @@ class ReplicaAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update_(parameter, parameter.grad, group)
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameters in _together(trained):
+                self._update_(parameters, group)
         return loss
 
-    def _update_(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
+    def _update_(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """One step of a few parameters, all of them in each operation."""
+        states = [self._state(parameter) for parameter in parameters]
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        means, squares, slows = ([state[name] for state in states] for name in _MEANS)
+        torch._foreach_add_([state["step"] for state in states], 1)
+        steps = [int(state["step"]) for state in states]
+        lr, (beta1, beta2), slow = group["lr"], group["betas"], group["slow"]
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_lerp_(slows, grads, 1 - slow)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+        divisors = torch._foreach_div(squares, [1 - beta2**step for step in steps])
+        slowly = torch._foreach_div(slows, [1 - slow**step for step in steps])
+        averaged_noise_([*divisors], [*slowly], group["workers"], slow)
+        torch._foreach_sqrt_(divisors)
+        torch._foreach_add_(divisors, group["eps"])
+        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_addcdiv_(parameters, means, divisors, [-lr / (1 - beta1**step) for step in steps])
+
+    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0)
-            for name in ("exp_avg", "exp_avg_sq", "slow_avg"):
+            for name in _MEANS:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["step"] += 1
-        step, lr, (beta1, beta2), slow = int(state["step"]), group["lr"], group["betas"], group["slow"]
-        mean, square = state["exp_avg"].lerp_(grad, 1 - beta1), state["exp_avg_sq"]
-        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        corrected = square / (1 - beta2**step)
-        slowly = state["slow_avg"].lerp_(grad, 1 - slow) / (1 - slow**step)
-        divisor = averaged_noise(corrected, slowly, group["workers"], slow).sqrt_().add_(group["eps"])
-        parameter.mul_(1 - lr * group["weight_decay"])
-        parameter.addcdiv_(mean, divisor, value=-lr / (1 - beta1**step))
+        return state
 
 
-def averaged_noise(square: Tensor, slowly: Tensor, workers: int, slow: float) -> Tensor:
-    """The second moment that the mean gradient of so many workers would have, from one worker's own."""
-    signal = slowly.square().sub_(square, alpha=(1 - slow) / (1 + slow)).clamp_(min=0).minimum(square)
-    return signal + (square - signal) / workers
+def averaged_noise_(squares: list[Tensor], slowly: list[Tensor], workers: int, slow: float) -> None:
+    """Turn one worker's second moments into those of the mean gradient of so many; changes `slowly`, too."""
+    signals = slowly
+    torch._foreach_mul_(signals, signals)
+    torch._foreach_add_(signals, squares, alpha=-(1 - slow) / (1 + slow))
+    torch._foreach_clamp_min_(signals, 0.0)
+    torch._foreach_minimum_(signals, squares)
+    torch._foreach_lerp_(squares, signals, 1 - 1 / workers)
+
+
+def _together(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Small parameters in groups, so that each operation is called once; large ones alone, to need little room."""
+    few: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if few and size + parameter.numel() > _AT_ONCE:
+            yield few
+            few, size = [], 0
+        few.append(parameter)
+        size += parameter.numel()
+    if few:
+        yield few

@@ -22,6 +22,18 @@ WITH_SECOND_MOMENTS = (
 )
 
 
+LOCAL_MOMENTS = (
+    "every worker's {} divides by the noise of its own batch, so its steps are up to {:.1f} times smaller than "
+    "those of averaged gradients: use gradsieve.ReplicaAdamW, which counts the noise of all {} workers' batches"
+)
+
+
+def advice(optimizers: Sequence[Optimizer], workers: int) -> str:
+    """What a user should know of an optimizer on replicas, or nothing."""
+    known = [type(each).__name__ for each in optimizers if isinstance(each, (torch.optim.Adam, torch.optim.AdamW))]
+    return LOCAL_MOMENTS.format(known[0], workers**0.5, workers) if known and workers > 1 else ""
+
+
 def second_moments(
     optimizers: Sequence[Optimizer], judge: str, sparsifier: Sparsifier
 ) -> Callable[[Tensor], Tensor | None] | None:

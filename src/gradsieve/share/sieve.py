@@ -5,6 +5,7 @@ from the value they last agreed on. Gradients do not travel.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gradsieve.share.background import Background
 from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
-from gradsieve.share.parameters import parameter_counts, second_moments, shared_parameters
+from gradsieve.share.parameters import advice, parameter_counts, second_moments, shared_parameters
 from gradsieve.share.replica import Replica, ShareReport
 from gradsieve.share.weights import local
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
@@ -103,6 +104,8 @@ def share(
         on_nonfinite=on_nonfinite,
     )
     ops.warm_up()
+    if world.rank == 0 and (words := advice(optimizers, world.size)):
+        warnings.warn(words, stacklevel=2)
     return ShareSieve(model, optimizers, replica, world, delay=delay, check_every=check_every, scaler=scaler)
 
 
