@@ -27,7 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         breakdown.EXPERIMENT,
         batch.EXPERIMENT,
         randomk.EXPERIMENT,
-        accuracy.EXPERIMENT,
+        *accuracy.EXPERIMENTS,
         ablation.EXPERIMENT,
         table1.EXPERIMENT,
         density_control.EXPERIMENT,
