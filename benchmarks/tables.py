@@ -104,63 +104,83 @@ def _where(row: dict[str, str]) -> str:
 
 
 def gpt() -> str:
-    """A line a method: the learning rate with the lowest perplexity of those that were tried."""
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted((ROOT / "benchmarks" / "data").glob("gpt-*.json")):
-        lr = path.stem.removeprefix("gpt-")
-        for run in json.loads(path.read_text()):
-            runs.setdefault(run["method"].split(" every=")[0], []).append({**run, "lr": lr})
-    best = {method: min(found, key=lambda run: run["metric_last"]) for method, found in runs.items()}
-    loss = {method: math.log(run["metric_last"]) for method, run in best.items()}
+    """A line a method of the small GPT that exchanges in every step, or a yardstick."""
+    return _gpt(lambda method: "every=" not in method or method in ("average:every=77", "average:every=8"))
+
+
+def local() -> str:
+    """A line a method of the small GPT that exchanges now and then: a fifth of those bytes, or ten times that."""
+    few = ("alone", "average:every=480", "average:every=48")
+    return _gpt(lambda method: method == "dense" or method in few or ("share" in method and "every=" in method))
+
+
+def _gpt(wanted: Callable[[str], bool]) -> str:
+    trials = Trials(read("gpt"), worse=1)
     lines = [
         [
-            f"`{best[method]['method'].replace(' ', ':')}`",
-            f"{loss[method]:.3f}",
-            f"{(loss['alone'] - loss[method]) / (loss['alone'] - loss['dense']):.0%}",
-            f"{best[method]['bytes_per_step'] / 1e3:,.1f} kB",
-            f"{best[method]['lr']} of {', '.join(run['lr'] for run in runs[method])}",
+            f"`{case[1]}`",
+            f"{math.log(trials.mean[case]):.3f}",
+            ", ".join(f"{math.log(metric):.3f}" for metric in numbers(rows, "metric")),
+            f"{trials.gain(case, math.log):.0%}",
+            f"{fmean(numbers(rows, 'ring_bytes')) / 1e3:,.1f} kB",
+            trials.rate(case),
         ]
-        for method in sorted(best, key=lambda method: loss[method])
+        for case, rows in trials.best.items()
+        if wanted(case[1])
     ]
-    heads = ["method", "test loss, nats", "gain kept", "bytes per step and worker", "learning rate"]
-    return markdown(heads, lines)
+    heads = ["method", "test loss, nats", "of each seed", "gain kept", "bytes per step and worker", "learning rate"]
+    return f"{markdown(heads, lines)}\n\n({under(read('gpt'))})"
 
 
 def judges() -> str:
-    """A line a task and method: the learning rate that is best on the first seed, with all seeds that were run."""
-    rows, runs = read("judges"), dict[tuple[str, str], Rows]()
-    for row in rows:
-        runs.setdefault((row["task"], row["method"]), []).append(row)
-    chosen = {case: max(found, key=_on_the_first_seed)["lr"] for case, found in runs.items()}
-    best = {case: [row for row in found if row["lr"] == chosen[case]] for case, found in runs.items()}
-    mean = {case: fmean(numbers(found, "accuracy")) for case, found in best.items()}
+    """A line a task and method."""
+    trials = Trials(read("judges"), worse=-1)
     lines = []
-    for case in sorted(best, key=lambda case: (case[0], -mean[case])):
-        alone, dense = mean[case[0], "alone"], mean[case[0], "dense"]
-        tried = sorted(set(numbers(runs[case], "lr")))
-        sent = numbers(best[case], "lowest") + numbers(best[case], "highest")
+    for case, rows in trials.best.items():
+        sent = numbers(rows, "lowest") + numbers(rows, "highest")
         lines.append(
             [
                 *case,
-                f"{mean[case]:.2%}",
-                ", ".join(f"{accuracy:.2%}" for accuracy in numbers(best[case], "accuracy")),
-                f"{(mean[case] - alone) / (dense - alone):.0%}",
-                f"{chosen[case]} of {', '.join(map(str, tried))}",
-                f"{fmean(numbers(best[case], 'ring_bytes')):,.0f}",
-                f"{fmean(numbers(best[case], 'collectives')):.3f}",
+                f"{trials.mean[case]:.2%}",
+                ", ".join(f"{metric:.2%}" for metric in numbers(rows, "metric")),
+                f"{trials.gain(case):.0%}",
+                trials.rate(case),
+                f"{fmean(numbers(rows, 'ring_bytes')):,.0f}",
+                f"{fmean(numbers(rows, 'collectives')):.3f}",
                 f"{min(sent):.3g} to {max(sent):.3g}",
             ]
         )
     heads = ["task", "method", "accuracy", "of each seed", "gain kept", "learning rate", "bytes", "collectives"]
-    return f"{markdown([*heads, 'sent / k'], lines)}\n\n({under(rows)})"
+    return f"{markdown([*heads, 'sent / k'], lines)}\n\n({under(read('judges'))})"
+
+
+class Trials:
+    """Rows of `trials.py` by task and method, the best first: those of the learning rate that is best on the first
+    seed, with all seeds that were run."""
+
+    def __init__(self, rows: Rows, worse: int) -> None:
+        self.runs = dict[tuple[str, str], Rows]()
+        for row in rows:
+            self.runs.setdefault((row["task"], row["method"]), []).append(row)
+        self.chosen = {case: self._rate(found, worse) for case, found in self.runs.items()}
+        best = {case: [row for row in found if row["lr"] == self.chosen[case]] for case, found in self.runs.items()}
+        self.mean = {case: fmean(numbers(found, "metric")) for case, found in best.items()}
+        self.best = {case: best[case] for case in sorted(best, key=lambda case: (case[0], worse * self.mean[case]))}
+
+    def _rate(self, runs: Rows, worse: int) -> str:
+        return min((row for row in runs if row["seed"] == "0"), key=lambda row: worse * float(row["metric"]))["lr"]
+
+    def rate(self, case: tuple[str, str]) -> str:
+        tried = sorted({float(row["lr"]) for row in self.runs[case]})
+        return f"{self.chosen[case]} of {', '.join(map(str, tried))}"
+
+    def gain(self, case: tuple[str, str], scale: Callable[[float], float] = float) -> float:
+        value, alone, dense = (scale(self.mean[case[0], method]) for method in (case[1], "alone", "dense"))
+        return (value - alone) / (dense - alone)
 
 
 def numbers(rows: Rows, column: str) -> list[float]:
     return [float(row[column]) for row in rows]
-
-
-def _on_the_first_seed(row: dict[str, str]) -> float:
-    return float(row["accuracy"]) if row["seed"] == "0" else -1.0
 
 
 def density() -> str:
@@ -213,7 +233,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density, "claims": claims},
     "docs/judges.md": {"judges": judges},
-    "docs/share.md": {"gpt": gpt, "sharing": sharing},
+    "docs/share.md": {"gpt": gpt, "local": local, "sharing": sharing},
     "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria, "notes": notes},
 }
 

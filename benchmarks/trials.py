@@ -132,11 +132,13 @@ def compare(trials: Trials, out: Path, about: str | None) -> None:
     arguments = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--task", action="append", choices=trials.tasks, help="may be repeated; default: all")
     arguments.add_argument("--method", action="append", choices=trials.methods, help="likewise")
+    arguments.add_argument("--rates", type=int, help="how many learning rates of each; default: all")
     arguments.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of them; 1 for the rates alone")
     arguments.add_argument("--out", type=Path, default=out)
     chosen = arguments.parse_args()
     tasks, methods, rows = chosen.task or trials.tasks, chosen.method or trials.methods, Rows(chosen.out)
-    for place in range(max(len(trials.rates_of(method)) for method in methods)):  # all with one rate, then the next
+    most = max(len(trials.rates_of(method)) for method in methods)
+    for place in range(min(most, chosen.rates or most)):  # all with one rate, then the next
         for task in tasks:
             for method in methods:
                 for lr in trials.rates_of(method)[place : place + 1]:

@@ -47,7 +47,8 @@ def test_the_best_rate_is_for_all_seeds(
 
 def test_runs_are_kept(script: Any, trials: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "rows.csv"
-    assert len(run(script, trials, out, monkeypatch, "--seeds", "1")) == 5
+    assert len(run(script, trials, out, monkeypatch, "--seeds", "1", "--rates", "1")) == 2
+    assert len(run(script, trials, out, monkeypatch, "--seeds", "1")) == 3
     assert run(script, trials, out, monkeypatch, "--seeds", "2") == [("exdyna", 0.05, 1), ("alone", 0.05, 1)]
     assert not run(script, trials, out, monkeypatch, "--method", "alone", "--seeds", "2")
     assert len(script.Rows(out).found) == 7
