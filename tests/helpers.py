@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradsieve import Exchanged, SparseReducer, StepReport, VirtualWorld, make_sparsifier
 from gradsieve.reducer import _write_
+from gradsieve.schedules import Schedule
 
 ROOT = Path(__file__).parent.parent
 
@@ -80,14 +81,20 @@ class Group:
     def __init__(
         self,
         name: str,
-        density: float,
+        density: float | Schedule,
         world_size: int,
         sizes: Sequence[int] | None = None,
         values: str = "fp32",
+        dense_steps: int = 0,
         **options: Any,
     ) -> None:
         self.world = VirtualWorld(world_size)
-        more: dict[str, Any] = {"world_size": world_size, "sizes": sizes, "values": values}
+        more: dict[str, Any] = {
+            "world_size": world_size,
+            "sizes": sizes,
+            "values": values,
+            "dense_steps": dense_steps,
+        }
         self.reducers = [
             SparseReducer(make_sparsifier(name, **options), density, rank=r, **more) for r in range(world_size)
         ]

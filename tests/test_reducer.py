@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from gradsieve import SparseReducer, VirtualWorld, make_sparsifier, ops
+from gradsieve import SparseReducer, VirtualWorld, dgc_warm_up, make_sparsifier, ops
+from gradsieve.schedules import Schedule
+from gradsieve.sparsifiers.hard_threshold import authors_rule
 from helpers import Group, assert_same, gradients, run_in_pieces
 
 
@@ -200,3 +202,32 @@ def test_pieces_that_are_held_back(sparsifier: str, bad: bool) -> None:
     assert torch.equal(after[1], before[1]) == bad or sparsifier == "dense"
     run_in_pieces(group, gradients("normal", 1_000, 2, 100), edges, {})
     assert group.reports[0].finite
+
+
+@pytest.mark.parametrize(
+    "density", [0.01, dgc_warm_up(0.01, steps_per_epoch=2), lambda step: 1.0 if step < 3 else 0.01]
+)
+@pytest.mark.parametrize("dense_steps", [0, 3])
+def test_thresholds_start_from_the_target_density(density: float | Schedule, dense_steps: int) -> None:
+    """Not from the density of the first step, at which everything may be sent."""
+    group = Group("sage", density, 2, dense_steps=dense_steps)
+    for reducer in group.reducers:
+        reducer.open(10_000, torch.device("cpu"))
+        assert reducer.sparsifier.threshold_in_use == authors_rule(100)
+    for step in range(dense_steps):
+        group.step(gradients("normal", 10_000, 2, step))
+        assert group.reports[0].density == 1
+    assert group.reducers[0].sparsifier.threshold_in_use == authors_rule(100)
+
+
+def test_density_is_the_constructors() -> None:
+    """A saved state brings its residual, not its density."""
+    first, other = Group("topk", 0.01, 1), Group("topk", 0.02, 1)
+    first.step(gradients("normal", 1_000, 1, 0))
+    other.reducers[0].load_state_dict(first.reducers[0].state_dict())
+    assert other.reducers[0].density == 0.02
+    other.reducers[0].set_density(lambda step: 0.5 if step < 5 else 0.1)
+    assert other.reducers[0].density == 0.5
+    with pytest.raises(ValueError, match=r"density must be in \(0, 1\], got 2"):
+        other.reducers[0].set_density(2)
+    assert other.reducers[0].density == 0.5

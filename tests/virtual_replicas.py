@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gradsieve import VirtualWorld, make_sparsifier
-from gradsieve.schedules import as_schedule
+from gradsieve.schedules import as_density
 from gradsieve.share import Replica
 from gradsieve.share.driver import Driver
 from gradsieve.share.parameters import second_moments
@@ -60,7 +60,7 @@ class Workers:
                 Replica(
                     dict(model.named_parameters()),
                     chooses,
-                    as_schedule(density),
+                    as_density(density),
                     rank=rank,
                     world_size=world_size,
                     second=second_moments([made], "auto", chooses),

@@ -20,7 +20,7 @@ from gradsieve._check import at_least
 from gradsieve.exchange import Exchanged
 from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import check_replicas
-from gradsieve.schedules import Schedule, as_schedule
+from gradsieve.schedules import Schedule
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
 from gradsieve.sparsifiers._exclusive import Exclusive
 from gradsieve.steps import StepReport
@@ -47,7 +47,7 @@ def sparsify(
         sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
         density: the fraction of the gradient to send in a step, in (0, 1], or a function of the step.
         scaler: the `GradScaler`, if one is used: what is kept back must follow its scale.
-        dense_steps: so many first steps send everything.
+        dense_steps: number of initial steps that send the full gradient.
         process_group: the group to exchange over; by default the model's.
         check_every: compare all workers' parameters after so many steps; 0 is never.
         measure: whether reports contain the residual's norm, which costs a pass over it.
@@ -59,12 +59,12 @@ def sparsify(
         sparsifier = make_sparsifier(sparsifier, **options)
     elif options:
         raise TypeError(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
-    schedule = as_schedule(density, dense_steps)
     world = Meter(ProcessGroupWorld(process_group or model.process_group))
     parameters = _dense_parameters(model)
     reducer = SparseReducer(
         sparsifier,
-        schedule(0),
+        density,
+        dense_steps=dense_steps,
         rank=dist.get_rank(process_group or model.process_group),
         world_size=world.size,
         sizes=[parameter.numel() for parameter in parameters.values()],
@@ -76,7 +76,7 @@ def sparsify(
         },
     )
     ops.warm_up()
-    sieve = Sieve(model, parameters, reducer, world, schedule, scaler, check_every)
+    sieve = Sieve(model, parameters, reducer, world, scaler, check_every)
     model.register_comm_hook(None, sieve._hook)
     return sieve
 
@@ -100,13 +100,12 @@ class Sieve:
         parameters: dict[str, nn.Parameter],
         reducer: SparseReducer,
         world: Meter,
-        schedule: Schedule,
         scaler: Any,
         check_every: int,
     ) -> None:
         self.report: StepReport | None = None
         self.reducer, self.world, self.scaler, self.check_every = reducer, world, scaler, check_every
-        self._parameters, self._schedule, self._scale = parameters, schedule, 1.0
+        self._parameters, self._scale = parameters, 1.0
         self._may_be_unused = bool(model.find_unused_parameters or model.static_graph)
         sizes = [parameter.numel() for parameter in parameters.values()]
         ends = torch.tensor(sizes).cumsum(0).tolist()
@@ -118,9 +117,7 @@ class Sieve:
 
     def set_density(self, density: float | Schedule, dense_steps: int = 0) -> None:
         """Another density, or another function of the step, from the next step on."""
-        schedule = as_schedule(density, dense_steps)
-        schedule(self.reducer.step)
-        self._schedule = schedule
+        self.reducer.set_density(density, dense_steps)
 
     def set_total_steps(self, total_steps: int) -> None:
         """The run will be longer or shorter than said before, for spend="budget"; every rank must call it."""
@@ -197,7 +194,6 @@ class Sieve:
         if scale != self._scale:
             self.reducer.rescale(scale / self._scale)
             self._scale = scale
-        self.reducer.density = self._schedule(self.reducer.step)
 
     def _add(self, bucket: Any, buffer: Tensor) -> None:
         for place in self._places_in(bucket):

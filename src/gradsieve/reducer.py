@@ -14,6 +14,7 @@ from gradsieve._version import __version__
 from gradsieve.collectives import Ledger, Program, watched
 from gradsieve.exchange import Exchanged
 from gradsieve.handshake import handshake
+from gradsieve.schedules import Schedule, as_density
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.sparsifiers.dense import Dense
@@ -29,9 +30,10 @@ class SparseReducer:
 
     Args:
         sparsifier: a `Sparsifier` object; each reducer needs its own.
-        density: the fraction of the gradient that all workers together send in a step, in (0, 1]. At 1, and for
-            vectors so short that k = n, every sparsifier sends everything.
+        density: the fraction of the gradient that all workers together send per step, in (0, 1], or a function of
+            the step. At 1, and for vectors so short that k = n, every sparsifier sends the full gradient.
         rank, world_size: which worker this is, and how many there are.
+        dense_steps: number of initial steps that send the full gradient.
         sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
             one tensor.
         measure: whether reports contain the residual's norm, which costs one more pass over it.
@@ -52,10 +54,11 @@ class SparseReducer:
     def __init__(
         self,
         sparsifier: Sparsifier,
-        density: float = 1e-3,
+        density: float | Schedule = 1e-3,
         *,
         rank: int,
         world_size: int,
+        dense_steps: int = 0,
         sizes: Sequence[int] | None = None,
         measure: bool = True,
         values: str = "fp32",
@@ -65,7 +68,7 @@ class SparseReducer:
             raise TypeError(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
         if getattr(sparsifier, "_taken", False):
             raise ValueError("sparsifier must belong to one reducer only, got one that is in use: make another")
-        self.density = fraction("density", density)
+        self._density = as_density(density, dense_steps)
         at_least("world_size", world_size, 1)
         if not 0 <= at_least("rank", rank, 0) < world_size:
             raise ValueError(f"rank must be below world_size {world_size}, got {rank}")
@@ -83,6 +86,17 @@ class SparseReducer:
         self._agreed = False
         self._report: StepReport | None = None
         self._everything = Dense()
+
+    @property
+    def density(self) -> float:
+        """Of the next step."""
+        return self._density(self.step)
+
+    def set_density(self, density: float | Schedule, dense_steps: int = 0) -> None:
+        """Another density, or another function of the step, from the next step on."""
+        changed = as_density(density, dense_steps)
+        changed(self.step)
+        self._density = changed
 
     @property
     def residual(self) -> Tensor:
@@ -124,7 +138,7 @@ class SparseReducer:
         if not self._pieces:
             self.ledger, self._finite = Ledger(), torch.tensor(True, device=grad.device)
             self._clock = Clock(self.ledger)
-            self._now = self._step()
+            self._now = self._step(self.density)
             self._window = self._acting(self._now).window(self._now)
         self._clock.skip()
         stop = start + len(grad)
@@ -253,10 +267,11 @@ class SparseReducer:
         residual, n = state["residual"], at_least("n", state["n"], 0)
         if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
             raise ValueError(f"residual must be a float32 vector of {n} elements, got {residual!r}")
-        density, step = fraction("density", state["density"]), at_least("step", state["step"], 0)
+        fraction("density", state["density"])
+        step = at_least("step", state["step"], 0)
         if n:
             self._load(residual, state["state"])
-        self.density, self.step, self._agreed = density, step, False
+        self.step, self._agreed = step, False
 
     def _load(self, residual: Tensor, sparsifier_state: dict[str, Any]) -> None:
         fresh = self._residual is None
@@ -294,11 +309,11 @@ class SparseReducer:
 
     def _allocate(self, n: int, device: torch.device) -> None:
         self._residual = torch.zeros(n, device=device)
-        self.sparsifier.setup(self._step(), self.sizes or [n])
+        self.sparsifier.setup(self._step(self._density.target), self.sizes or [n])
 
-    def _step(self) -> Step:
+    def _step(self, density: float) -> Step:
         n = len(self.residual)
-        return Step(self.step, n, min(n, max(1, round(self.density * n))), self.rank, self.world_size)
+        return Step(self.step, n, min(n, max(1, round(density * n))), self.rank, self.world_size)
 
     def _settings(self) -> dict[str, Any]:
         return {

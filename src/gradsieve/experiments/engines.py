@@ -16,7 +16,6 @@ from gradsieve.experiments.feed import Feed
 from gradsieve.experiments.learner import Learner
 from gradsieve.experiments.settings import Settings
 from gradsieve.reducer import SparseReducer
-from gradsieve.schedules import as_schedule
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.sparsifiers._exclusive import Exclusive
 from gradsieve.tasks import Data, Task
@@ -118,7 +117,6 @@ class VirtualEngine:
         self.model = task.make_model()
         task.start(self.model)
         self.parameters = list(self.model.parameters())
-        self.schedule = as_schedule(settings.density, settings.dense_steps)
         self.world = VirtualWorld(settings.workers)
         self.reducers = [
             SparseReducer(
@@ -126,6 +124,7 @@ class VirtualEngine:
                 settings.density,
                 rank=rank,
                 world_size=settings.workers,
+                dense_steps=settings.dense_steps,
                 sizes=[parameter.numel() for parameter in self.parameters],
                 values=settings.values,
             )
@@ -149,8 +148,6 @@ class VirtualEngine:
             grads.append(parameters_to_vector(found))
             forward, backward = forward + middle - started, backward + time.perf_counter() - middle
             losses.append(loss.item())
-        for reducer in self.reducers:
-            reducer.density = self.schedule(step)
         pairs = zip(self.reducers, grads, strict=True)
         update = self.world.run([reducer.reduce(grad, out=grad) for reducer, grad in pairs])[0]
         offset = 0

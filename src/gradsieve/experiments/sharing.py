@@ -11,7 +11,7 @@ from gradsieve.experiments.facts import Facts, facts_of, full_facts
 from gradsieve.experiments.learner import Learner
 from gradsieve.experiments.methods import ALONE, AVERAGE, SHARE
 from gradsieve.experiments.settings import Settings
-from gradsieve.schedules import as_schedule
+from gradsieve.schedules import as_density
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
 from gradsieve.share.driver import Driver, Outcome
@@ -117,7 +117,7 @@ class Share(Alone):
                 Replica(
                     shared_parameters(replica.model, [replica.optimizer]),
                     sparsifier,
-                    as_schedule(settings.density),
+                    as_density(settings.density),
                     rank=rank,
                     world_size=world.size,
                     every=every,

@@ -55,7 +55,7 @@ class AutoDensity:
 
     def __init__(self, limits: Auto, allowed: float) -> None:
         self.limits, self.allowed = limits, allowed
-        self.density = limits.at_least
+        self.density = self.target = limits.at_least
         self.points: list[tuple[float, float]] = []  # density and seconds of the last two that differ
         self.why = "not measured yet"
         self._computing: list[float] = []

@@ -16,7 +16,7 @@ from gradsieve.collectives import Ledger, Program, watched
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.handshake import handshake
 from gradsieve.reducer import name_of
-from gradsieve.schedules import Schedule
+from gradsieve.schedules import Density
 from gradsieve.share.auto import AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.rounds import Agreed, NotFinite, exchange
@@ -74,7 +74,7 @@ class Replica:
         self,
         parameters: Mapping[str, Tensor],
         sparsifier: Sparsifier,
-        schedule: Schedule,
+        schedule: Density | AutoDensity,
         *,
         rank: int,
         world_size: int,
@@ -104,7 +104,7 @@ class Replica:
         self._made: ShareReport | None = None  # of the last that was made
         self._ledger = Ledger()
         self._agreed = False
-        sparsifier.setup(self._step(), self.weights.sizes)
+        sparsifier.setup(self._step(schedule.target), self.weights.sizes)
 
     @property
     def dense(self) -> bool:
@@ -123,7 +123,7 @@ class Replica:
 
     def _round(self) -> Program[Agreed | NotFinite]:
         started = time.thread_time()
-        clock, step = Clock(self._ledger), self._step()
+        clock, step = Clock(self._ledger), self._step(self.schedule(self.steps))
         if not self._agreed:
             yield from handshake(self.rank, self.world_size, self._settings(step))
             self._agreed = True
@@ -131,7 +131,7 @@ class Replica:
             clock.skip()
         if isinstance(self.schedule, AutoDensity):
             yield from self.schedule.agree(self.world_size)
-            step = self._step()
+            step = self._step(self.schedule(self.steps))
         found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values], self.second)
         if isinstance(found, Agreed) and isinstance(found.where, Tensor):
             drift = (self.weights.shared[found.where] - found.mean).float()
@@ -205,9 +205,9 @@ class Replica:
             why=self.schedule.why if isinstance(self.schedule, AutoDensity) else "",
         )
 
-    def _step(self) -> Step:
+    def _step(self, density: float) -> Step:
         n = self.weights.n
-        k = min(n, max(1, round(self.schedule(self.steps) * n)))
+        k = min(n, max(1, round(density * n)))
         return Step(self.rounds, n, k, self.rank, self.world_size)
 
     def _settings(self, step: Step) -> dict[str, Any]:

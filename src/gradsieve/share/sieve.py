@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from gradsieve import checkpoint, ops
 from gradsieve._check import at_least, one_of
 from gradsieve.replicas import check_replicas
-from gradsieve.schedules import Schedule, as_schedule
+from gradsieve.schedules import Density, Schedule, as_density
 from gradsieve.share.auto import HIDDEN, SHOWN, Auto, AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -301,10 +301,10 @@ class ShareSieve:
         scaler.step = watched
 
 
-def _schedule(density: float | str | Auto | Schedule, delay: int) -> Schedule:
+def _schedule(density: float | str | Auto | Schedule, delay: int) -> Density | AutoDensity:
     if isinstance(density, str):
         one_of("density", density, ["auto"])
         density = Auto()
     if isinstance(density, Auto):
         return AutoDensity(density, HIDDEN if delay else SHOWN)
-    return as_schedule(density)
+    return as_density(density)
