@@ -169,7 +169,7 @@ RULE = f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got "
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        *((constant, RULE + constant) for constant in ("HASTE", "HASTE=much", "WARM_UP=3", "NOBODY=1")),
+        *((constant, RULE + constant) for constant in ("HASTE", "HASTE=much", "UNKNOWN=3", "NOBODY=1")),
         ("--seeds=0", "seeds must be at least 1, got 0"),
         ("--steps=0", "steps must be at least 1, got 0"),
     ],

@@ -53,6 +53,18 @@ def test_more_is_sent_while_gradients_surge_and_nothing_is_lost() -> None:
     assert sum(sent) == pytest.approx(300 * K, rel=0.02)
 
 
+def test_dense_steps_teach_nothing() -> None:
+    """The first eight sparse steps send the mean, whatever gradients do, after any number of dense ones."""
+    for dense_steps in (0, 5, 10):
+        group, sent = Group("exdyna", DENSITY, 2, spend="budget", total_steps=300, dense_steps=dense_steps), []
+        for step in range(dense_steps + 12):
+            scale = 5.0 ** max(0, step - dense_steps - 2)
+            group.step([grad * scale for grad in gradients("normal", N, 2, step)])
+            sent.append(group.reports[0].union)
+        assert sent[: dense_steps + 8] == [N] * dense_steps + [K] * 8
+        assert max(sent[dense_steps + 8 :]) > K
+
+
 def test_a_small_surge_calls_for_little_haste() -> None:
     """However much it took: a wave of elements above the level is no promise that gradients will shrink."""
     group, sent = budget(300), []

@@ -12,7 +12,7 @@ from gradsieve.sparsifiers._table import Table
 
 KNOWN = ("steady", "budget", "fixed")
 
-WARM_UP = 8  # first steps, in which no level is known
+UNKNOWN = 8  # sparse steps before a level is known; dense steps, which teach nothing, do not count
 HEAD_START = 1.1  # the first level, as a multiple of the threshold of the last of these
 EARLY = 0.1  # the part of the run in which what is above the level is a surge of gradients, and sent at once
 EARLY_RISE = 0.0375  # of the level's logarithm in a step of that part: residuals fill, also without a surge
@@ -121,20 +121,21 @@ class Budget:
     is there at once, but for bursts: nobody knows whether gradients that grow will shrink again. But those that
     surged will: after that, steps get more than an equal share, and the last ones less.
 
-    The state is [level, owed, total steps, last, first, squares, recent, peak]: owed is how many elements fewer
-    than k a step were sent so far; last is the threshold that would have sent the mean in the last step; the others
-    are about the gradients' energy, the mean over workers of squared norms: its mean over the first steps, the mean
-    of its square over them, its recent mean, and the largest that this was in a surge.
+    The state is [level, owed, total steps, last, first, squares, recent, peak, seen]: owed is how many elements
+    fewer than k a step were sent so far; last is the threshold that would have sent the mean in the last step;
+    the others are about the gradients' energy, the mean over workers of squared norms: its mean over the first
+    steps, the mean of its square over them, its recent mean, and the largest that this was in a surge. Seen is
+    how many steps of this sparsifier there were.
     """
 
     def __init__(self, total_steps: int, ceiling: float) -> None:
         self.ceiling = ceiling
-        self.state: list[float | None] = [None, 0, total_steps, None, None, None, None, None]
-        self._next: list[float | None] = [None] * 6  # the state but for owed and total steps
+        self.state: list[float | None] = [None, 0, total_steps, None, None, None, None, None, 0]
+        self._next: list[float | None] = [None] * 6  # the state but for what counts steps and elements
         self._norms: list[Tensor] | None = None
 
     def begin(self, step: Step) -> None:
-        self._norms = [] if self.state[0] is None or step.index < self._early + 1 else None
+        self._norms = [] if self._seen < UNKNOWN or step.index < self._early + 1 else None
 
     def notice(self, grad: Tensor) -> None:
         if self._norms is not None:
@@ -148,7 +149,7 @@ class Budget:
         return 0.0 if math.isnan(energy) else min(energy, LARGEST)  # not a number: the step will be called off
 
     def level(self, step: Step) -> float:
-        level, _, _, last, *energies, _ = self.state
+        level, _, _, last, *energies, _, _ = self.state
         if level is None or last is None or level >= last:  # it is seen anyway
             return math.inf
         if step.index < self._early and not _surges(*energies):
@@ -165,7 +166,7 @@ class Budget:
     def count(self, table: Table, step: Step, energy: float | None) -> int:
         mean, level = self.mean(step), self.state[0]
         energies = self._felt(energy, step)
-        if level is None or step.index < WARM_UP:
+        if level is None or self._seen < UNKNOWN:
             self._next = [HEAD_START * table.edge(table.bin_with(step.k)) or None, None, *energies, None]
             return min(step.k, self._affordable(step))
         early, surge = step.index < self._early, _surges(*energies)
@@ -188,9 +189,9 @@ class Budget:
             return [first, squares, recent]
         if first is None or squares is None or recent is None:
             return [energy, energy**2, energy]
-        if step.index < WARM_UP:
-            first += (energy - first) / (step.index + 1)
-            return [first, squares + (energy**2 - squares) / (step.index + 1), first]
+        if self._seen < UNKNOWN:
+            first += (energy - first) / (self._seen + 1)
+            return [first, squares + (energy**2 - squares) / (self._seen + 1), first]
         return [first, squares, SMOOTH * recent + (1 - SMOOTH) * energy]
 
     def _moved(self, level: float, now: float, surge: bool, step: Step) -> float:
@@ -205,10 +206,10 @@ class Budget:
 
     def observe(self, selected: int, step: Step) -> None:
         level, *felt = self._next
-        self.state = [level, self._owed + step.k - selected, self._total, *felt]
+        self.state = [level, self._owed + step.k - selected, self._total, *felt, self._seen + 1]
 
     def rescale(self, factor: float) -> None:
-        factors = (factor, 1, 1, factor, factor**2, factor**4, factor**2, factor**2)
+        factors = (factor, 1, 1, factor, factor**2, factor**4, factor**2, factor**2, 1)
         self.state = [None if x is None else x * y for x, y in zip(self.state, factors, strict=True)]
 
     @property
@@ -241,6 +242,10 @@ class Budget:
     @property
     def _owed(self) -> int:
         return int(self.state[1] or 0)
+
+    @property
+    def _seen(self) -> int:
+        return int(self.state[8] or 0)
 
     @property
     def _total(self) -> int:

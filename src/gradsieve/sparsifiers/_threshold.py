@@ -25,7 +25,9 @@ from gradsieve.sparsifiers.base import largest
 
 BINS = 128  # of a histogram, from the cut upwards: four octaves
 WIDE = 512  # while there is no cut: 16 octaves around what a worker alone would choose
-WARM_UP = 8  # first steps without a cut: residuals grow so fast that most of the vector would be candidates
+WITHOUT_CUT = (
+    8  # first sparse steps without a cut: residuals grow so fast that most of the vector would be candidates
+)
 CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
 FORGET = 0.9  # what is left of a large change after a step
 FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
@@ -71,7 +73,7 @@ class MeasuredThreshold:
 
     def __init__(self, spending: Spending) -> None:
         self.spending = spending
-        self.state: list[float | None] = [None, None, 0.0, WARM_UP]
+        self.state: list[float | None] = [None, None, 0.0, WITHOUT_CUT]
         self._next = self.state
         self.counts: list[int] | None = None  # how many elements each worker sends in this step
 
