@@ -231,3 +231,26 @@ def test_density_is_the_constructors() -> None:
     with pytest.raises(ValueError, match=r"density must be in \(0, 1\], got 2"):
         other.reducers[0].set_density(2)
     assert other.reducers[0].density == 0.5
+
+
+@pytest.mark.parametrize("density", [0.05, 1.0])
+def test_a_writer_that_fails_loses_nothing(density: float) -> None:
+    """What was held back is there, what was sent is not, and the step is complete as on other workers."""
+    group = Group("exdyna", density, 2)
+    group.step(gradients("normal", 1_000, 2, 0))
+    others = [reducer.residual.clone() for reducer in group.reducers]
+
+    def fail(sent: object) -> None:
+        raise OSError("no room")
+
+    programs = []
+    for reducer, grad in zip(group.reducers, gradients("normal", 1_000, 2, 1), strict=True):
+        reducer.add(grad[:600], 0, torch.empty(600))
+        reducer.add(torch.zeros(400), 600, torch.empty(400), hold_back=True)
+        programs.append(reducer.finish(fail if reducer.rank == 0 else lambda sent: None))
+    with pytest.raises(OSError, match="no room"):
+        group.world.run(programs)
+    failed, before = group.reducers[0], others[0]
+    assert torch.equal(failed.residual[600:], before[600:])
+    assert failed.step == 2
+    assert not failed.residual[:600].any() if density == 1 else failed.residual[:600].any()

@@ -78,6 +78,7 @@ def sparsify(
     ops.warm_up()
     sieve = Sieve(model, parameters, reducer, world, scaler, check_every)
     model.register_comm_hook(None, sieve._hook)
+    model.register_forward_pre_hook(sieve._drop_unfinished)
     return sieve
 
 
@@ -131,6 +132,7 @@ class Sieve:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: every rank has its own."""
+        self._drop_unfinished()
         return {"scale": self._scale, **self.reducer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -139,6 +141,7 @@ class Sieve:
         scale = state.pop("scale", None)
         if not isinstance(scale, float) or not scale > 0:
             raise ValueError(f"scale must be a positive number, got {scale!r}")
+        self._drop_unfinished()
         self.reducer.load_state_dict(state)
         self._scale = scale
 
@@ -188,12 +191,17 @@ class Sieve:
         return future
 
     def _begin_step(self) -> None:
-        if self._buckets:
-            raise RuntimeError("the last backward pass ended before all gradients were ready: load a checkpoint")
+        self._drop_unfinished()
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         if scale != self._scale:
             self.reducer.rescale(scale / self._scale)
             self._scale = scale
+
+    def _drop_unfinished(self, *called_with: Any) -> None:
+        """Forget a backward pass that raised an error before all gradients were ready."""
+        if self._buckets:
+            self.reducer.abandon()
+            self._buckets, self._places = [], []
 
     def _add(self, bucket: Any, buffer: Tensor) -> None:
         for place in self._places_in(bucket):
@@ -241,7 +249,6 @@ class Sieve:
             for place in self._places:
                 target = buffers[place.bucket][place.offset : place.offset + place.stop - place.start]
                 target.copy_(sent.values[place.start : place.stop])
-            sent.values.zero_()
         else:
             starts, shifts, owners = self._layout_of(self._places)
             which = torch.searchsorted(starts, sent.indices, right=True) - 1

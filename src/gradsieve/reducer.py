@@ -148,7 +148,8 @@ class SparseReducer:
         inside = (min(max(edge - start, 0), len(grad)) for edge in (first, last))
         piece, added = self.residual[start:stop], grad if hold_back else self.sparsifier.fold(grad, start)
         hits = ops.accumulate_select_(piece, added, threshold, *inside, backup=before, finite=self._finite)
-        self._pieces.append(_Piece(start, stop, before, hold_back, hits + start if start else hits))
+        hits = hits + start if start else hits
+        self._pieces.append(_Piece(start, stop, before, before._version, hold_back, hits))
         self._clock.lap("accumulate")
 
     def finish(self, write: Callable[[Exchanged], None]) -> Program[Exchanged]:
@@ -185,22 +186,29 @@ class SparseReducer:
             else:
                 _restore_(acc, pieces)
             committed = True
-            write(sent)
-            if sent.finite:
-                for part, kept in held_back:
-                    part.copy_(kept)
-                sparsifier.observe(sent, step)
+            try:
+                write(sent)
+            finally:  # also if it fails: others have completed the step, and nothing that was kept may be lost
+                if sent.finite:
+                    if sent.indices is None:
+                        acc.zero_()  # the dense exchange leaves its mean there
+                    for part, kept in held_back:
+                        part.copy_(kept)
+                    sparsifier.observe(sent, step)
+                    self.step += 1
         finally:
             if not committed:  # a worker failed, or the world gave up: as if the step had not begun
                 _restore_(acc, pieces)
         clock.lap("write")
         self._report = self._make_report(step, sparsifier, sent, clock)
-        self.step += sent.finite
         return sent
 
     def abandon(self) -> None:
-        """Take back the pieces that were added, if the step cannot be finished; what they kept must be intact."""
-        _restore_(self.residual, self._pieces)
+        """Take back the pieces that were added, if the step cannot be finished.
+
+        Where their `before` was written to since, what was added stays in the residual: nothing is lost.
+        """
+        _restore_(self.residual, [piece for piece in self._pieces if piece.before._version == piece.version])
         self._pieces = []
 
     def _acting(self, step: Step) -> Sparsifier:
@@ -338,6 +346,7 @@ class _Piece:
     start: int
     stop: int
     before: Tensor
+    version: int  # torch's count of writes to `before`, after this one
     hold_back: bool
     hits: Tensor
 
@@ -352,7 +361,6 @@ def _write_(out: Tensor, sent: Exchanged) -> None:
         out.fill_(math.nan)
     elif sent.indices is None:
         out.copy_(sent.values)
-        sent.values.zero_()  # the dense exchange leaves its mean in the accumulator
     else:
         ops.scatter_update_(out, sent.indices, sent.values)
 

@@ -158,3 +158,70 @@ def test_replicas_that_differ_are_named_on_every_rank(tmp_path: Path) -> None:
             "6: replicas differ at step 6: 2.bias of rank 1 is not that of rank 0",
             "replicas differ at step 6: 2.bias of rank 1 is not that of rank 0",
         ]
+
+
+class Fragile(torch.autograd.Function):
+    """The identity, whose backward pass fails when it is told to."""
+
+    fails = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        if Fragile.fails:
+            raise ValueError("a backward pass that fails")
+        return grads[0]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(Fragile.apply(self.first(x)))
+
+
+def _fails_in_backward(rank: int, world_size: int, view: bool) -> None:
+    """The state after a failed backward pass is that before it, and training goes on as if it had not been."""
+    options: dict[str, Any] = {"bucket_cap_mb": 1e-3, "gradient_as_bucket_view": view}
+
+    def wrapped(module: nn.Module) -> tuple[DDP, Any]:
+        model = DDP(module, **options)
+        return model, sparsify(model, "exdyna", density=DENSITY)
+
+    def steps(model: DDP, numbers: range) -> None:
+        for step in numbers:
+            model.zero_grad()
+            square(step, rank)(model).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+
+    (model, sieve), (other, never_failed) = wrapped(Layers()), wrapped(Layers())
+    for each in (model, other):
+        steps(each, range(4))
+    Fragile.fails = True
+    with pytest.raises(ValueError, match="a backward pass that fails"):
+        steps(model, range(4, 5))
+    Fragile.fails = False
+    assert torch.equal(sieve.state_dict()["residual"], never_failed.state_dict()["residual"])
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
+        steps(model, range(4, 5))  # torch's own DDP cannot go on: it takes a new one
+    state, module = sieve.state_dict(), model.module
+    model, sieve = wrapped(module)
+    sieve.load_state_dict(state)
+    for each in (model, other):
+        steps(each, range(4, 8))
+    assert torch.equal(sieve.reducer.residual, never_failed.reducer.residual)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_backward_pass_that_fails(tmp_path: Path, view: bool) -> None:
+    run_processes(_fails_in_backward, 2, tmp_path, view)
