@@ -256,3 +256,16 @@ def test_bench_step_writes_rows(tmp_path: Path) -> None:
     assert {"plain DDP", "exdyna", "fp16 hook", "compute alone"} <= {row["case"] for row in rows}
     assert [row["goal"] for row in rows if row["case"] == "exdyna"] == ["<= 1x"]
     assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError])
+def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    """Only what was raised for the user becomes one sentence."""
+
+    def broken(*arguments: object, **options: object) -> None:
+        raise error("a mistake of ours")
+
+    monkeypatch.setattr("gradsieve.cli.runs.parse_methods", broken)
+    done = invoke("compare", "mlp", *TINY)
+    assert type(done.exception) is error
+    assert "gradsieve: " not in done.output

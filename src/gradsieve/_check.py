@@ -7,42 +7,46 @@ from typing import Any
 
 
 class BadInput(ValueError):
-    """What the user gave cannot be used, or not be done: one sentence says it all, without a traceback."""
+    """A mistake of the user: one sentence says it all, without a traceback."""
+
+
+class BadType(BadInput, TypeError):
+    """An argument of the wrong type."""
 
 
 def fraction(name: str, value: Any) -> float:
     """A number in (0, 1]."""
     if not 0 < number(name, value) <= 1:
-        raise ValueError(f"{name} must be in (0, 1], got {value}")
+        raise BadInput(f"{name} must be in (0, 1], got {value}")
     return float(value)
 
 
 def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     if not 0 < number(name, value) < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}")
+        raise BadInput(f"{name} must be positive and finite, got {value}")
     return float(value)
 
 
 def below_one(name: str, value: Any) -> float:
     """A number in [0, 1)."""
     if not 0 <= number(name, value) < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}")
+        raise BadInput(f"{name} must be in [0, 1), got {value}")
     return float(value)
 
 
 def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise BadType(f"{name} must be a number, got {value!r}")
     return float(value)
 
 
 def at_least(name: str, value: Any, smallest: int) -> int:
     """A whole number that is not below `smallest`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
+        raise BadType(f"{name} must be a whole number, got {value!r}")
     if value < smallest:
-        raise ValueError(f"{name} must be at least {smallest}, got {value}")
+        raise BadInput(f"{name} must be at least {smallest}, got {value}")
     return value
 
 
@@ -52,5 +56,5 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
     if value not in known:
         near = difflib.get_close_matches(str(value), [str(word) for word in known], 1)
         hint = f": did you mean {near[0]}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}{hint}")
+        raise BadInput(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}{hint}")
     return value

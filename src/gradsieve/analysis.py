@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gradsieve._check import at_least, number, one_of
+from gradsieve._check import BadInput, BadType, at_least, number, one_of
 from gradsieve.collectives import ring_all_reduce_bytes
 
 Vectors: TypeAlias = Tensor | Iterable[Tensor | Sequence[float]]  # one a step, all of one length
@@ -44,7 +44,7 @@ def total_error(norms_squared: Tensor | Iterable[float | Tensor | Iterable[float
     """
     steps = [_mean_norm(f"norms_squared[{step}]", each) for step, each in enumerate(_plain(norms_squared))]
     if not steps:
-        raise ValueError("norms_squared must hold at least one step, got none")
+        raise BadInput("norms_squared must hold at least one step, got none")
     return sum(steps)
 
 
@@ -93,10 +93,10 @@ def scheme_total_error(sequence: Vectors, counts: Sequence[int]) -> float:
     magnitudes = _magnitudes(sequence)
     steps, n = magnitudes.shape
     if len(counts) != steps:
-        raise ValueError(f"counts must hold one number for each of {steps} steps, got {len(counts)}")
+        raise BadInput(f"counts must hold one number for each of {steps} steps, got {len(counts)}")
     for step, count in enumerate(counts):
         if at_least(f"counts[{step}]", count, 0) > n:
-            raise ValueError(f"counts[{step}] must be at most {n}, the entries of a step, got {count}")
+            raise BadInput(f"counts[{step}] must be at most {n}, the entries of a step, got {count}")
     return _unsent(magnitudes, counts)
 
 
@@ -145,25 +145,25 @@ def _magnitudes(sequence: Vectors) -> Tensor:
     """A row a step, in float64: every float32 is exact in it, and the square of none overflows."""
     rows = [_row(vector, step) for step, vector in enumerate(sequence)]
     if not rows:
-        raise ValueError("sequence must hold at least one vector, got none")
+        raise BadInput("sequence must hold at least one vector, got none")
     for step, row in enumerate(rows):
         if len(row) != len(rows[0]):
-            raise ValueError(f"sequence[{step}] must be as long as the first, {len(rows[0])}, got {len(row)}")
+            raise BadInput(f"sequence[{step}] must be as long as the first, {len(rows[0])}, got {len(row)}")
     return torch.stack(rows).abs_()
 
 
 def _row(vector: Any, step: int) -> Tensor:
     if isinstance(vector, Tensor) and vector.is_complex():
-        raise TypeError(f"sequence[{step}] must be real, got {vector.dtype}")
+        raise BadType(f"sequence[{step}] must be real, got {vector.dtype}")
     try:
         row = torch.as_tensor(vector, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise TypeError(f"sequence[{step}] must be a vector of numbers, got {reprlib.repr(vector)}") from problem
+        raise BadType(f"sequence[{step}] must be a vector of numbers, got {reprlib.repr(vector)}") from problem
     if row.dim() != 1 or not len(row):
-        raise ValueError(f"sequence[{step}] must be a vector of at least one entry, got shape {tuple(row.shape)}")
+        raise BadInput(f"sequence[{step}] must be a vector of at least one entry, got shape {tuple(row.shape)}")
     finite = row.isfinite()
     if not finite.all():
-        raise ValueError(f"sequence[{step}] must be finite, got {row[~finite][0].item()}")
+        raise BadInput(f"sequence[{step}] must be finite, got {row[~finite][0].item()}")
     return row
 
 
@@ -188,13 +188,13 @@ def _mean_norm(name: str, step: Any) -> float:
         return _norm(name, step)
     norms = [_norm(f"{name}[{rank}]", norm) for rank, norm in enumerate(step)]
     if not norms:
-        raise ValueError(f"{name} must hold at least one worker, got none")
+        raise BadInput(f"{name} must hold at least one worker, got none")
     return sum(norms) / len(norms)
 
 
 def _norm(name: str, value: Any) -> float:
     if not 0 <= number(name, _plain(value)) < math.inf:
-        raise ValueError(f"{name} must be at least 0 and finite, got {value}")
+        raise BadInput(f"{name} must be at least 0 and finite, got {value}")
     return float(value)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve import checkpoint, ops
-from gradsieve._check import at_least
+from gradsieve._check import BadInput, BadType, at_least
 from gradsieve.exchange import Exchanged
 from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import check_replicas
@@ -58,7 +58,7 @@ def sparsify(
     if isinstance(sparsifier, str):
         sparsifier = make_sparsifier(sparsifier, **options)
     elif options:
-        raise TypeError(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
+        raise BadType(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
     world = Meter(ProcessGroupWorld(process_group or model.process_group))
     parameters = _dense_parameters(model)
     reducer = SparseReducer(
@@ -123,7 +123,7 @@ class Sieve:
     def set_total_steps(self, total_steps: int) -> None:
         """The run will be longer or shorter than said before, for spend="budget"; every rank must call it."""
         if not isinstance(self.reducer.sparsifier, Exclusive):
-            raise TypeError(f"set_total_steps needs exdyna or micro, got {self.reducer.sparsifier}")
+            raise BadType(f"set_total_steps needs exdyna or micro, got {self.reducer.sparsifier}")
         self.reducer.sparsifier.set_total_steps(total_steps)
 
     def check_replicas(self) -> None:
@@ -140,7 +140,7 @@ class Sieve:
         state = dict(state_dict)
         scale = state.pop("scale", None)
         if not isinstance(scale, float) or not scale > 0:
-            raise ValueError(f"scale must be a positive number, got {scale!r}")
+            raise BadInput(f"scale must be a positive number, got {scale!r}")
         self._drop_unfinished()
         self.reducer.load_state_dict(state)
         self._scale = scale
@@ -166,7 +166,7 @@ class Sieve:
 
     def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         if not isinstance(bucket, dist.GradBucket):  # type: ignore[attr-defined]
-            raise TypeError(
+            raise BadType(
                 "the hook must be called by DDP's own reducer, got a call of torch._dynamo's python_reducer: "
                 'set torch._dynamo.config.optimize_ddp to "ddp_optimizer"'
             )
@@ -277,15 +277,13 @@ def _inner(world: Meter) -> ProcessGroupWorld:
 
 def _checked(model: nn.Module) -> DistributedDataParallel:
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"ddp_model must be a DistributedDataParallel, got {type(model).__name__}")
+        raise BadType(f"ddp_model must be a DistributedDataParallel, got {type(model).__name__}")
     if model.mixed_precision is not None:
-        raise ValueError(
+        raise BadInput(
             "ddp_model must not use DDP's mixed_precision, which has a communication hook of its own: use autocast"
         )
     if model._comm_hooks:
-        raise ValueError(
-            "ddp_model must not have a communication hook yet, got one that has: sparsify it only once"
-        )
+        raise BadInput("ddp_model must not have a communication hook yet, got one that has: sparsify it only once")
     return model
 
 
@@ -306,14 +304,14 @@ def _dense_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]
         if parameter.requires_grad and id(parameter) not in sparse and name not in ignored
     }
     if not found:
-        raise ValueError("ddp_model must have a parameter with a dense gradient, got none")
+        raise BadInput("ddp_model must have a parameter with a dense gradient, got none")
     found = dict(reversed(found.items()))
     for name, parameter in found.items():
         if parameter.dtype not in ops.GRAD_DTYPES:
-            raise TypeError(f"parameter {name} must be a real floating-point tensor, got {parameter.dtype}")
+            raise BadType(f"parameter {name} must be a real floating-point tensor, got {parameter.dtype}")
     devices = {parameter.device for parameter in found.values()}
     if len(devices) > 1:
-        raise ValueError(f"ddp_model must be on one device, got {sorted(map(str, devices))}")
+        raise BadInput(f"ddp_model must be on one device, got {sorted(map(str, devices))}")
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gradsieve._check import BadInput
 from gradsieve.collectives import AllGather, Program
 
 
@@ -15,11 +16,11 @@ def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[N
     replies = yield AllGather("handshake", own)
     found = [json.loads(bytes(reply.tolist())) for reply in replies]
     if len(found) != world_size:
-        raise ValueError(f"world_size must be the number of workers, {len(found)}, got {world_size}")
+        raise BadInput(f"world_size must be the number of workers, {len(found)}, got {world_size}")
     for position, theirs in enumerate(found):
         if theirs["rank"] != position:
-            raise ValueError(f"rank must be the worker's place in the world, {position}, got {theirs['rank']}")
+            raise BadInput(f"rank must be the worker's place in the world, {position}, got {theirs['rank']}")
         for name in dict.fromkeys([*found[0], *theirs]):
             ours, other = found[0].get(name, "none"), theirs.get(name, "none")
             if name != "rank" and ours != other:
-                raise ValueError(f"workers disagree on {name}: rank 0 has {ours}, rank {position} has {other}")
+                raise BadInput(f"workers disagree on {name}: rank 0 has {ours}, rank {position} has {other}")

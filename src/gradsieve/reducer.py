@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import at_least, fraction, one_of
+from gradsieve._check import BadInput, BadType, at_least, fraction, one_of
 from gradsieve._version import __version__
 from gradsieve.collectives import Ledger, Program, watched
 from gradsieve.exchange import Exchanged
@@ -65,13 +65,13 @@ class SparseReducer:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(sparsifier, Sparsifier):
-            raise TypeError(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
+            raise BadType(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
         if getattr(sparsifier, "_taken", False):
-            raise ValueError("sparsifier must belong to one reducer only, got one that is in use: make another")
+            raise BadInput("sparsifier must belong to one reducer only, got one that is in use: make another")
         self._density = as_density(density, dense_steps)
         at_least("world_size", world_size, 1)
         if not 0 <= at_least("rank", rank, 0) < world_size:
-            raise ValueError(f"rank must be below world_size {world_size}, got {rank}")
+            raise BadInput(f"rank must be below world_size {world_size}, got {rank}")
         sparsifier._taken = True  # type: ignore[attr-defined]
         self.sparsifier = sparsifier
         self.rank, self.world_size, self.measure = rank, world_size, measure
@@ -266,15 +266,15 @@ class SparseReducer:
         state = dict(state_dict)
         own = self.state_dict()
         if set(state) != set(own):
-            raise ValueError(f"state must have the keys {sorted(own)}, got {sorted(state)}")
+            raise BadInput(f"state must have the keys {sorted(own)}, got {sorted(state)}")
         for name in ("version", "sparsifier", "options", "rank", "world_size"):
             if state[name] != own[name]:
-                raise ValueError(f"state must have this reducer's {name}, {own[name]}, got {state[name]}")
+                raise BadInput(f"state must have this reducer's {name}, {own[name]}, got {state[name]}")
         if self._residual is not None and state["n"] != own["n"]:
-            raise ValueError(f"state must have this reducer's n, {own['n']}, got {state['n']}")
+            raise BadInput(f"state must have this reducer's n, {own['n']}, got {state['n']}")
         residual, n = state["residual"], at_least("n", state["n"], 0)
         if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
-            raise ValueError(f"residual must be a float32 vector of {n} elements, got {residual!r}")
+            raise BadInput(f"residual must be a float32 vector of {n} elements, got {residual!r}")
         fraction("density", state["density"])
         step = at_least("step", state["step"], 0)
         if n:
@@ -296,21 +296,21 @@ class SparseReducer:
     def _check(self, grad: Tensor, out: Tensor | None) -> Tensor:
         if not isinstance(grad, Tensor) or grad.dtype not in ops.GRAD_DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in ops.GRAD_DTYPES)
-            raise TypeError(f"grad must be a tensor of one of {known}, got {_kind(grad)}")
+            raise BadType(f"grad must be a tensor of one of {known}, got {_kind(grad)}")
         if grad.dim() != 1 or not grad.is_contiguous() or len(grad) == 0:
-            raise ValueError(
+            raise BadInput(
                 f"grad must be a contiguous vector with an element at least, got shape {tuple(grad.shape)}"
             )
         if self._residual is not None and len(grad) != len(self._residual):
-            raise ValueError(f"grad must have n = {len(self._residual)} elements as before, got {len(grad)}")
+            raise BadInput(f"grad must have n = {len(self._residual)} elements as before, got {len(grad)}")
         if self._dtype and str(grad.dtype) != self._dtype:
-            raise TypeError(f"grad must stay {self._dtype.removeprefix('torch.')}, got {_kind(grad)}")
+            raise BadType(f"grad must stay {self._dtype.removeprefix('torch.')}, got {_kind(grad)}")
         if self.sizes is not None and sum(self.sizes) != len(grad):
-            raise ValueError(f"sizes must add up to n = {len(grad)}, got {sum(self.sizes)}")
+            raise BadInput(f"sizes must add up to n = {len(grad)}, got {sum(self.sizes)}")
         if out is None:
             return torch.empty_like(grad)
         if out.shape != grad.shape or out.dtype != grad.dtype or not out.is_contiguous():
-            raise ValueError(
+            raise BadInput(
                 f"out must be a contiguous {_kind(grad)} vector of {len(grad)}, got {_kind(out)} {tuple(out.shape)}"
             )
         return out.detach()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from gradsieve._check import BadInput
 from gradsieve.reducer import SparseReducer
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.worlds.virtual import VirtualWorld
@@ -28,7 +29,7 @@ def _measure(n: int, density: float) -> float:
     _steps(n, density)
     peak, residual_and_gradient = process_status("VmHWM"), 2 * 4 * n
     if peak == peak_before:
-        raise ValueError(f"n must be large enough to be seen beside the program itself, got {n}")
+        raise BadInput(f"n must be large enough to be seen beside the program itself, got {n}")
     return (peak - resident - residual_and_gradient) / (4 * n)
 
 

@@ -187,7 +187,7 @@ def _progress(hidden: bool) -> Progress:
 def _deliver(rows: list[Row], out: Path | None, as_json: bool) -> bool:
     """Write the rows where they are wanted; says whether nothing else is to be printed."""
     if out is not None:
-        with clear_errors((BadInput,)):
+        with clear_errors():
             write_csv(rows, out)
     if as_json:
         print_json({"rows": [asdict(row) for row in rows], "conditions": conditions()})
@@ -198,7 +198,7 @@ def _whole(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{name} must be a whole number, got {text!r}") from None
+        raise BadInput(f"{name} must be a whole number, got {text!r}") from None
 
 
 def _print_rows(rows: list[Row], title: str) -> None:

@@ -12,17 +12,18 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gradsieve._check import BadInput
 from gradsieve.conditions import conditions, in_words
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else.")]
 
 
 @contextmanager
-def clear_errors(kinds: tuple[type[Exception], ...] = (ValueError, TypeError)) -> Iterator[None]:
-    """Bad input, checked inside, ends in one sentence and exit code 2; a traceback is for our own mistakes."""
+def clear_errors() -> Iterator[None]:
+    """A mistake of the user ends in one sentence and exit code 2; a traceback is for our own mistakes."""
     try:
         yield
-    except kinds as error:
+    except BadInput as error:
         refuse(str(error))
 
 
@@ -34,7 +35,7 @@ def refuse(sentence: str) -> NoReturn:
 def check_out(out: Path | None) -> None:
     """A file can be written there, as far as one can tell before."""
     if out is not None and out.is_dir():
-        raise ValueError(f"out must be a file, got the folder {out}")
+        raise BadInput(f"out must be a file, got the folder {out}")
 
 
 def console() -> Console:

@@ -39,7 +39,7 @@ def run(
     with clear_errors():
         links = parse_links(rate, hosts)
         if not command:
-            raise ValueError(f"lab run must be told what to run: -- {' ..., -- '.join(OWN)} ..., or a program")
+            raise BadInput(f"lab run must be told what to run: -- {' ..., -- '.join(OWN)} ..., or a program")
         check_possible()
     if command[0] in OWN:
         whole: Any = context.find_root().command
@@ -47,7 +47,7 @@ def run(
     if shutil.which(command[0]) is None:
         refuse(f"lab run must be told {', '.join(OWN)} or a program, got {command[0]}, which is neither")
     stop = Stop()
-    with clear_errors((BadInput,)), stop.watching(), network(links) as made:
+    with clear_errors(), stop.watching(), network(links) as made:
         code = run_everywhere(made, command, stop.requested)
     raise typer.Exit(128 + stop.signal if stop.signal else code if code >= 0 else 128 - code)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gradsieve._check import one_of
+from gradsieve._check import BadInput, one_of
 from gradsieve.cli.common import AsJson, clear_errors, console, foot, print_json, table
 from gradsieve.cli.live import watched
 from gradsieve.experiments import running
@@ -49,14 +49,14 @@ def reproduce(
         for case in only or []:
             one_of("case", case, density_control.CASES)
         if only and chosen != [CASED]:
-            raise ValueError(f"only is for {CASED} alone, got {', '.join(chosen)}")
+            raise BadInput(f"only is for {CASED} alone, got {', '.join(chosen)}")
         out = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
         if out.is_file():
-            raise ValueError(f"out must be a folder, got the file {out}")
+            raise BadInput(f"out must be a folder, got the file {out}")
         for before in read_outcomes(out, list(EXPERIMENTS)):
             if before.quick != quick:
                 kind = "quick ones" if before.quick else "full ones"
-                raise ValueError(f"out must hold outcomes of one kind, got {out}, which has {kind}: name another")
+                raise BadInput(f"out must hold outcomes of one kind, got {out}, which has {kind}: name another")
     stop, outcomes = running.Stop(), []
     with watched(Metric("metric", True), stop, hidden=as_json, brief=True) as listen:
         shelf = Shelf(out, quick, listen, stop)
@@ -86,7 +86,7 @@ def _chosen(ids: list[str]) -> list[str]:
     known = [*EXPERIMENTS, "all", "list"]
     wanted = {one_of("experiment", name, known) for name in ids}
     if "list" in wanted:
-        raise ValueError(f"list must stand alone, got {', '.join(ids)}")
+        raise BadInput(f"list must stand alone, got {', '.join(ids)}")
     return [
         name for name in EXPERIMENTS if name in wanted or ("all" in wanted and EXPERIMENTS[name].source != OURS)
     ]

@@ -120,7 +120,7 @@ def compare(
         settings = _settings(task, options | {"virtual": virtual, "save": False})
         methods = parse_methods(sparsifiers, options["density"])
         if running.under_torchrun():
-            raise ValueError("compare must start its own processes, got torchrun: use gradsieve train there")
+            raise BadInput("compare must start its own processes, got torchrun: use gradsieve train there")
     _compare(settings, methods, out or _new_folder(f"compare-{task}"), as_json)
 
 
@@ -210,7 +210,7 @@ def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: b
     with _watched(settings, as_json, stop) as listen:
         runs = comparing.compare(settings, methods, folder, listen, stop)
     page = folder / "report.html"
-    with clear_errors((BadInput,)):
+    with clear_errors():
         write_report(runs, page)
         write_csv(runs, folder)
     _print_results(runs, as_json)
@@ -223,7 +223,7 @@ def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: b
 def _settings(task: str, options: dict[str, Any]) -> Settings:
     """Checked, together with the task and its files: before anything starts or is written."""
     if not task:
-        raise ValueError(f"task must be one of {', '.join(TASKS)}, got none")
+        raise BadInput(f"task must be one of {', '.join(TASKS)}, got none")
     if options.get("workers") is None:
         options["workers"] = options.get("lab_hosts") or 4
     settings = Settings(task, **options)
@@ -241,7 +241,7 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
     for name in given:
         if name not in ("resume", "as_json", *_MAY_CHANGE):
             flag = "--" + name.replace("_", "-")
-            raise ValueError(f"--resume goes with --steps, --workers, --data-dir and --lab only, got {flag} too")
+            raise BadInput(f"--resume goes with --steps, --workers, --data-dir and --lab only, got {flag} too")
     changed = {name: context.params[name] for name in _MAY_CHANGE if name in given}
     if running.under_torchrun():
         changed["workers"] = running.torchrun_workers()
@@ -262,7 +262,7 @@ def _need_tensorboard() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
-        raise ValueError("--tensorboard needs its package: pip install 'gradsieve[tensorboard]'") from None
+        raise BadInput("--tensorboard needs its package: pip install 'gradsieve[tensorboard]'") from None
 
 
 def _runs_in(path: Path) -> list[Run]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gradsieve._check import BadInput
 from gradsieve.experiments.methods import REPLICATED, Method, is_open, is_sparse
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.running import Listen, Stop, run
@@ -20,7 +21,7 @@ def check(settings: Settings, methods: Sequence[Method]) -> None:
         if not is_open(method):
             settings.with_method(method)
         elif not any(is_sparse(other.name) for other in methods):
-            raise ValueError(
+            raise BadInput(
                 "average takes as many bytes as a sparse method beside it, got none: "
                 "name one, or write average:every=100"
             )

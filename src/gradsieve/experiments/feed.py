@@ -5,6 +5,7 @@ import hashlib
 import torch
 from torch import Tensor
 
+from gradsieve._check import BadInput
 from gradsieve.tasks import Data, Task
 from gradsieve.tasks.base import Batch
 
@@ -24,7 +25,7 @@ class Feed:
 
     def __init__(self, task: Task, data: Data, shard: Tensor, batch: int, seed: int, rank: int) -> None:
         if batch > len(shard):
-            raise ValueError(f"batch must be at most {len(shard)}, the examples of one worker, got {batch}")
+            raise BadInput(f"batch must be at most {len(shard)}, the examples of one worker, got {batch}")
         self.task, self.data, self.shard, self.size = task, data, shard, batch
         self.seed, self.rank = seed, rank
         self.steps_per_epoch = len(shard) // batch

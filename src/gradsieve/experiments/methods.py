@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradsieve._check import at_least, fraction, one_of
+from gradsieve._check import BadInput, at_least, fraction, one_of
 from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
 from gradsieve.wire import VALUES
 
@@ -85,7 +85,7 @@ def _share(density: float, options: dict[str, Any], label: str) -> Method:
     one_of("sparsifier", options["sparsifier"], SPARSIFIERS)
     own = {key: value for key, value in options.items() if key not in REPLICATED[SHARE]}
     if reason := make_sparsifier(options["sparsifier"], **own).for_gradients_only():
-        raise ValueError(f"sparsifier of share must work on weights, got {options['sparsifier']}, which {reason}")
+        raise BadInput(f"sparsifier of share must work on weights, got {options['sparsifier']}, which {reason}")
     return Method(SHARE, density, options, label, values)
 
 
@@ -103,17 +103,17 @@ def parse_methods(text: str, density: float) -> list[Method]:
     """Several, separated by commas; each only once."""
     methods = [parse_method(part, density) for part in text.split(",") if part.strip()]
     if not methods:
-        raise ValueError(f"sparsifiers must name one at least, got {text!r}")
+        raise BadInput(f"sparsifiers must name one at least, got {text!r}")
     for method in methods:
         if [other.label for other in methods].count(method.label) > 1:
-            raise ValueError(f"sparsifiers must be named once each, got {method.label} again")
+            raise BadInput(f"sparsifiers must be named once each, got {method.label} again")
     return methods
 
 
 def _option(part: str, text: str) -> tuple[str, Any]:
     key, equals, value = part.partition("=")
     if not equals:
-        raise ValueError(f"an option of a sparsifier must be written name=value, got {part!r} in {text!r}")
+        raise BadInput(f"an option of a sparsifier must be written name=value, got {part!r} in {text!r}")
     try:
         return key, json.loads(value)
     except ValueError:

@@ -68,13 +68,13 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not 0 <= number(name, value) <= most:
                 rule = f"in [0, {most:g}]" if most < math.inf else "at least 0"
-                raise ValueError(f"{name} must be {rule}, got {value}")
+                raise BadInput(f"{name} must be {rule}, got {value}")
         if self.virtual and self.sparsifier in PEERS:
-            raise ValueError(
+            raise BadInput(
                 f"{self.sparsifier} is torch's own hook and needs real processes: leave it or --virtual out"
             )
         if self.sparsifier == AVERAGE and self.options.get("every") is None:
-            raise ValueError(
+            raise BadInput(
                 "average needs the number of steps from one average to the next, such as average:every=100; "
                 "only compare can choose it"
             )
@@ -82,13 +82,13 @@ class Settings:
 
     def _check_lab(self) -> None:
         if self.lab_rate and not self.lab_hosts:
-            raise ValueError(f"lab_rate needs --lab-hosts beside it, got {self.lab_rate} alone")
+            raise BadInput(f"lab_rate needs --lab-hosts beside it, got {self.lab_rate} alone")
         if self.lab_hosts and self.virtual:
-            raise ValueError("lab_hosts needs real processes: leave it or --virtual out")
+            raise BadInput("lab_hosts needs real processes: leave it or --virtual out")
         if self.lab_hosts:
             self.links()
             if self.workers % self.lab_hosts:
-                raise ValueError(
+                raise BadInput(
                     f"workers must be a multiple of the lab's {self.lab_hosts} hosts, got {self.workers}"
                 )
 

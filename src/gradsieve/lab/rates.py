@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from gradsieve._check import BadInput
+
 DEFAULT_RATE = "1gbit"
 MOST_HOSTS = 64
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -27,10 +29,10 @@ def parse_rate(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", text.strip().lower())
     if found is None:
-        raise ValueError(f"rate must be a number with kbit, mbit or gbit, such as 100mbit, got {text!r}")
+        raise BadInput(f"rate must be a number with kbit, mbit or gbit, such as 100mbit, got {text!r}")
     rate = round(float(found[1]) * _UNITS[found[2]])
     if not _SLOWEST <= rate <= _FASTEST:
-        raise ValueError(f"rate must be between {show(_SLOWEST)} and {show(_FASTEST)}, got {text!r}")
+        raise BadInput(f"rate must be between {show(_SLOWEST)} and {show(_FASTEST)}, got {text!r}")
     return rate
 
 
@@ -41,7 +43,7 @@ def parse_links(text: str, hosts: int) -> list[Link]:
     ['1gbit', '100mbit/20mbit']
     """
     if not 1 <= hosts <= MOST_HOSTS:
-        raise ValueError(f"hosts must be between 1 and {MOST_HOSTS}, got {hosts}")
+        raise BadInput(f"hosts must be between 1 and {MOST_HOSTS}, got {hosts}")
     links = []
     for part in text.split(","):
         up, slash, down = part.partition("/")
@@ -49,7 +51,7 @@ def parse_links(text: str, hosts: int) -> list[Link]:
     if len(links) == 1:
         links *= hosts
     if len(links) != hosts:
-        raise ValueError(f"rate must be one, or one for each of {hosts} hosts, got {len(links)}")
+        raise BadInput(f"rate must be one, or one for each of {hosts} hosts, got {len(links)}")
     return links
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradsieve._check import BadInput, BadType
 from gradsieve.ops import cpu, cpu_drift, cpu_pieces, reference
 from gradsieve.ops.reference import drift
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
@@ -88,13 +89,11 @@ def accumulate_select_(
     _check_vector("grad", grad, GRAD_DTYPES)
     _check_range(residual, start, stop)
     if grad.shape != residual.shape:
-        raise ValueError(f"grad must have residual's shape {tuple(residual.shape)}, got {tuple(grad.shape)}")
+        raise BadInput(f"grad must have residual's shape {tuple(residual.shape)}, got {tuple(grad.shape)}")
     if backup is not None:
         _check_vector("backup", backup, (torch.float32, torch.float64))
         if backup.shape != residual.shape:
-            raise ValueError(
-                f"backup must have residual's shape {tuple(residual.shape)}, got {tuple(backup.shape)}"
-            )
+            raise BadInput(f"backup must have residual's shape {tuple(residual.shape)}, got {tuple(backup.shape)}")
     indices: Tensor = torch.ops.gradsieve.accumulate_select_(
         residual, grad, threshold, start, stop, backup=backup, finite=finite
     )
@@ -135,12 +134,12 @@ def drift_select(
     _check_pieces("weights", weights)
     _check_range(shared, start, stop)
     if (total := sum(map(Tensor.numel, weights))) != len(shared):
-        raise ValueError(f"weights must have shared's {len(shared)} elements, got {total}")
+        raise BadInput(f"weights must have shared's {len(shared)} elements, got {total}")
     if second:
         _check_pieces("second", second)
         sizes, found = [*map(Tensor.numel, weights)], [*map(Tensor.numel, second)]
         if len(found) != len(sizes) or any(size not in (0, w) for size, w in zip(found, sizes, strict=True)):
-            raise ValueError(f"second must have weights' sizes {sizes} or 0, got {found}")
+            raise BadInput(f"second must have weights' sizes {sizes} or 0, got {found}")
     positions, values, bad = torch.ops.gradsieve.drift_select(
         shared, weights, threshold, start, stop, second=second, counts=counts
     )
@@ -164,7 +163,7 @@ def scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor)
     _check_pieces("pieces", pieces)
     _check_positions("positions", positions, 0, sum(map(Tensor.numel, pieces)))
     if positions.shape != values.shape:
-        raise ValueError(f"values must have positions' shape {tuple(positions.shape)}, got {tuple(values.shape)}")
+        raise BadInput(f"values must have positions' shape {tuple(positions.shape)}, got {tuple(values.shape)}")
     torch.ops.gradsieve.scatter_pieces_(pieces, positions, values)
 
 
@@ -200,7 +199,7 @@ def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """Set `out` to zero but for `out[indices] = values`."""
     _check_vector("out", out, GRAD_DTYPES)
     if indices.shape != values.shape:
-        raise ValueError(f"values must have indices' shape {tuple(indices.shape)}, got {tuple(values.shape)}")
+        raise BadInput(f"values must have indices' shape {tuple(indices.shape)}, got {tuple(values.shape)}")
     torch.ops.gradsieve.scatter_update_(out, indices, values)
 
 
@@ -227,7 +226,7 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
     """
     _check_vector("packed", packed, (torch.uint8,))
     if packed.numel() != packed_bytes(count, stop - start):
-        raise ValueError(f"packed must have {packed_bytes(count, stop - start)} bytes, got {packed.numel()}")
+        raise BadInput(f"packed must have {packed_bytes(count, stop - start)} bytes, got {packed.numel()}")
     indices: Tensor = torch.ops.gradsieve.unpack_sorted(packed, count, start, stop)
     return indices
 
@@ -235,7 +234,7 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
 def _check_positions(name: str, x: Tensor, start: int, stop: int) -> None:
     _check_vector(name, x, (torch.int64,))
     if len(x) and not (start <= int(x[0]) and int(x[-1]) < stop and bool((x[1:] > x[:-1]).all())):
-        raise ValueError(f"{name} must rise from {start} at least to below {stop}, got others")
+        raise BadInput(f"{name} must rise from {start} at least to below {stop}, got others")
 
 
 def _check_pieces(name: str, pieces: Sequence[Tensor]) -> None:
@@ -245,12 +244,12 @@ def _check_pieces(name: str, pieces: Sequence[Tensor]) -> None:
 
 def _check_vector(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if x.dim() != 1 or not x.is_contiguous():
-        raise ValueError(f"{name} must be a contiguous vector, got shape {tuple(x.shape)}, strides {x.stride()}")
+        raise BadInput(f"{name} must be a contiguous vector, got shape {tuple(x.shape)}, strides {x.stride()}")
     if x.dtype not in dtypes:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise TypeError(f"{name} must be one of {known}, got {str(x.dtype).removeprefix('torch.')}")
+        raise BadType(f"{name} must be one of {known}, got {str(x.dtype).removeprefix('torch.')}")
 
 
 def _check_range(x: Tensor, start: int, stop: int) -> None:
     if not 0 <= start <= stop <= x.numel():
-        raise ValueError(f"start and stop must satisfy 0 <= start <= stop <= {x.numel()}, got {start} and {stop}")
+        raise BadInput(f"start and stop must satisfy 0 <= start <= stop <= {x.numel()}, got {start} and {stop}")

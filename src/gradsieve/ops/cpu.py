@@ -20,6 +20,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from gradsieve._check import BadInput
 from gradsieve.ops import reference
 from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts
 
@@ -325,7 +326,7 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
     out, message = np.empty(count, np.int64), as_array(packed)
     found = _unpack(message[:cut], message[cut:], start, low_bits(count, stop - start), out)
     if found != count:
-        raise ValueError(f"packed must hold {count} positions, got {'fewer' if found < count else 'more'}")
+        raise BadInput(f"packed must hold {count} positions, got {'fewer' if found < count else 'more'}")
     return torch.from_numpy(out)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gradsieve._check import BadInput
 from gradsieve._files import write_whole
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.reproduce.outcomes import Outcome
@@ -34,7 +35,7 @@ def write_csv(runs: Sequence[Run], folder: Path) -> None:
     A metric stands in the line of the steps that were done when it was measured.
     """
     if not runs:
-        raise ValueError("a table must have one run at least, got none")
+        raise BadInput("a table must have one run at least, got none")
     names = labels(runs)
     rows = zip(names, summarise_all(runs), strict=True)
     summaries = [{"run": name, **asdict(row)} for name, row in rows]

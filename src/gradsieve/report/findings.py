@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradsieve._check import BadInput
 from gradsieve.conditions import in_words
 from gradsieve.experiments.reproduce.base import REPRODUCED, SOURCES, Check, Figure, Grid
 from gradsieve.experiments.reproduce.outcomes import Outcome
@@ -31,7 +32,7 @@ class Told:
 def render_findings(outcomes: Sequence[Outcome]) -> str:
     """The whole page."""
     if not outcomes:
-        raise ValueError("a page must have one experiment at least, got none")
+        raise BadInput("a page must have one experiment at least, got none")
     sections = [_told(outcome) for outcome in outcomes]
     done = sum(told.reproduced for told in sections)
     holds = [check.holds for told in sections for check in told.checks]

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from gradsieve._check import BadInput
 from gradsieve.experiments.records import Run
 from gradsieve.experiments.summary import summarise_all
 from gradsieve.lab.rates import DEFAULT_RATE
@@ -46,7 +47,7 @@ class Section:
 def render(runs: Sequence[Run]) -> str:
     """The whole page."""
     if not runs:
-        raise ValueError("a report must have one run at least, got none")
+        raise BadInput("a report must have one run at least, got none")
     groups = _groups(runs)
     named = [labels(group) for group in groups]
     looks = styles(label for group in named for label in group)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradsieve._check import at_least, below_one, number, positive
+from gradsieve._check import BadInput, at_least, below_one, number, positive
 
 _AT_ONCE = 1 << 20  # elements that are updated together, at most, unless one parameter has more
 _MEANS = ("exp_avg", "exp_avg_sq", "slow_avg")
@@ -47,7 +47,7 @@ class ReplicaAdamW(Optimizer):
             below_one(name, value)
         positive("eps", eps)
         if number("weight_decay", weight_decay) < 0:
-            raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
+            raise BadInput(f"weight_decay must be at least 0, got {weight_decay}")
         if workers is None:
             workers = dist.get_world_size() if dist.is_initialized() else 1
         at_least("workers", workers, 1)

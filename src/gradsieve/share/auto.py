@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gradsieve._check import fraction
+from gradsieve._check import BadInput, fraction
 from gradsieve.collectives import AllGather, Program
 
 AT_LEAST, AT_MOST = 1e-3, 1.0
@@ -34,7 +34,7 @@ class Auto:
         fraction("at_least", self.at_least)
         fraction("at_most", self.at_most)
         if self.at_least > self.at_most:
-            raise ValueError(f"at_least must not be above at_most, {self.at_most}, got {self.at_least}")
+            raise BadInput(f"at_least must not be above at_most, {self.at_most}, got {self.at_least}")
 
 
 @dataclass(frozen=True)

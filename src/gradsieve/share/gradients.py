@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradsieve._check import BadInput
 from gradsieve.collectives import AllReduce, Program
 from gradsieve.share.average import average_
 from gradsieve.share.weights import local
@@ -32,5 +33,5 @@ def _gradient(parameter: Tensor, takes_part: bool) -> Tensor:
     if parameter.grad is None or not takes_part:
         return torch.zeros_like(local(parameter))
     if parameter.grad.is_sparse:
-        raise ValueError("dense_steps needs dense gradients, got a sparse one: leave dense_steps out")
+        raise BadInput("dense_steps needs dense gradients, got a sparse one: leave dense_steps out")
     return local(parameter.grad)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradsieve._check import one_of
+from gradsieve._check import BadInput, one_of
 from gradsieve.share.adamw import ReplicaAdamW
 from gradsieve.share.replica import JUDGES
 from gradsieve.share.rounds import is_exclusive
@@ -41,7 +41,7 @@ def second_moments(
     one_of("judge", judge, ("auto", *JUDGES))
     able = all(isinstance(each, WITH_SECOND_MOMENTS) for each in optimizers) and is_exclusive(sparsifier)
     if judge == "curvature" and not able:
-        raise ValueError(
+        raise BadInput(
             "judge must be drift, curvature needs Adam, AdamW, NAdam, RAdam or RMSprop, and exdyna or micro, got "
             f"{', '.join(type(each).__name__ for each in optimizers)} and {sparsifier}"
         )
@@ -68,7 +68,7 @@ def shared_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict
         for group in optimizer.param_groups:
             found |= {id(each): each for each in group["params"] if each.requires_grad}
     if not found:
-        raise ValueError("optimizer must have a trainable parameter, got none")
+        raise BadInput("optimizer must have a trainable parameter, got none")
     return {
         names.get(key, f"optimizer's parameter {number}"): parameter
         for number, (key, parameter) in enumerate(found.items())

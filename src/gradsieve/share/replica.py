@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradsieve._check import at_least, one_of
+from gradsieve._check import BadInput, BadType, at_least, one_of
 from gradsieve._version import __version__
 from gradsieve.collectives import Ledger, Program, watched
 from gradsieve.exchange import Exchanged, Step
@@ -86,9 +86,9 @@ class Replica:
         on_nonfinite: str = "raise",
     ) -> None:
         if not isinstance(sparsifier, Sparsifier):
-            raise TypeError(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
+            raise BadType(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
         if reason := sparsifier.for_gradients_only():
-            raise ValueError(f"sparsifier must work on weights, got {sparsifier}, which {reason}")
+            raise BadInput(f"sparsifier must work on weights, got {sparsifier}, which {reason}")
         self.every, self.dense_steps = at_least("every", every, 1), at_least("dense_steps", dense_steps, 0)
         self.values = one_of("values", values, VALUES)
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ON_NONFINITE)
@@ -249,13 +249,13 @@ class Replica:
         """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and parameters."""
         state, own = dict(state_dict), self.state_dict()
         if set(state) != set(own):
-            raise ValueError(f"state must have the keys {sorted(own)}, got {sorted(state)}")
+            raise BadInput(f"state must have the keys {sorted(own)}, got {sorted(state)}")
         for name in ("version", "sparsifier", "options", "rank", "world_size", "n"):
             if state[name] != own[name]:
-                raise ValueError(f"state must have this replica's {name}, {own[name]}, got {state[name]}")
+                raise BadInput(f"state must have this replica's {name}, {own[name]}, got {state[name]}")
         for name in ("weights", "shared"):
             if not isinstance(state[name], Tensor) or state[name].shape != own[name].shape:
-                raise ValueError(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
+                raise BadInput(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
         steps, rounds = at_least("step", state["step"], 0), at_least("rounds", state["rounds"], 0)
         self.sparsifier.load_state_dict(state["state"])
         if isinstance(self.schedule, AutoDensity) and state["auto"]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve import checkpoint, ops
-from gradsieve._check import at_least, one_of
+from gradsieve._check import BadInput, BadType, at_least, one_of
 from gradsieve.replicas import check_replicas
 from gradsieve.schedules import Density, Schedule, as_density
 from gradsieve.share.auto import HIDDEN, SHOWN, Auto, AutoDensity
@@ -76,19 +76,19 @@ def share(
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
-        raise TypeError(f"optimizer must be a torch optimizer or a list of them, got {optimizer!r}")
+        raise BadType(f"optimizer must be a torch optimizer or a list of them, got {optimizer!r}")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise BadType(f"model must be a torch.nn.Module, got {type(model).__name__}")
     at_least("check_every", check_every, 0)
     if isinstance(sparsifier, str):
         sparsifier = make_sparsifier(sparsifier, **options)
     elif options:
-        raise TypeError(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
+        raise BadType(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
     if scaler is not None and dense_steps:
         fused = any(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers)
         if fused or len(optimizers) > 1:
             kind = "a fused optimizer" if fused else "several optimizers"
-            raise ValueError(f"dense_steps must be 0 with a scaler and {kind}, got {dense_steps}")
+            raise BadInput(f"dense_steps must be 0 with a scaler and {kind}, got {dense_steps}")
     world = ProcessGroupWorld(process_group)
     replica = Replica(
         shared_parameters(model, optimizers),
@@ -193,7 +193,7 @@ class ShareSieve:
         """Go on where `state_dict()` was taken on this rank, with the same world size."""
         state = dict(state_dict)
         if "pending" not in state:
-            raise ValueError(f"state must have the key pending, got {sorted(state)}")
+            raise BadInput(f"state must have the key pending, got {sorted(state)}")
         made = state.pop("pending")
         self.driver.wait()
         self.replica.load_state_dict(state)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
+from gradsieve._check import BadInput, BadType
 from gradsieve.exchange import Span
 from gradsieve.ops.reference import inside as cut_at
 
@@ -26,12 +27,12 @@ class Weights:
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.parameters = {name: each for name, each in parameters.items() if local(each).numel()}
         if not self.parameters:
-            raise ValueError("there must be a parameter to share, got none")
+            raise BadInput("there must be a parameter to share, got none")
         for name, parameter in self.parameters.items():
             _check(name, parameter)
         devices = {str(parameter.device) for parameter in self.parameters.values()}
         if len(devices) > 1:
-            raise ValueError(f"parameters must be on one device, got {sorted(devices)}")
+            raise BadInput(f"parameters must be on one device, got {sorted(devices)}")
         self.sizes = [local(parameter).numel() for parameter in self.parameters.values()]
         self.starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
         self.n = sum(self.sizes)
@@ -178,10 +179,10 @@ def _check(name: str, parameter: Tensor) -> None:
     data = local(parameter)
     if data.dtype not in ops.GRAD_DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in ops.GRAD_DTYPES)
-        raise TypeError(f"parameter {name} must be one of {known}, got {str(data.dtype).removeprefix('torch.')}")
+        raise BadType(f"parameter {name} must be one of {known}, got {str(data.dtype).removeprefix('torch.')}")
     reach = sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True)) + 1
     if not data.is_contiguous() and reach != data.numel():
-        raise ValueError(
+        raise BadInput(
             f"parameter {name} must fill its memory without gaps, got shape {tuple(data.shape)} "
             f"with strides {data.stride()}"
         )

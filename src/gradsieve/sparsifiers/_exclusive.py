@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from gradsieve import exchange
-from gradsieve._check import at_least, number, one_of, positive
+from gradsieve._check import BadInput, at_least, number, one_of, positive
 from gradsieve.collectives import Program
 from gradsieve.exchange import Exchanged, Span, Step
 from gradsieve.sparsifiers._one_threshold import OneThreshold
@@ -42,21 +42,19 @@ class Exclusive(OneThreshold):
         one_of("compat", self.compat, (None, "release"))
         one_of("spend", self.spend, KNOWN)
         if self.compat and self.spend != "steady":
-            raise ValueError(f'spend must be "steady" with compat="release", got {self.spend!r}')
+            raise BadInput(f'spend must be "steady" with compat="release", got {self.spend!r}')
         for name, kind in (("total_steps", "budget"), ("threshold", "fixed")):
             if (getattr(self, name) is None) != (self.spend != kind):
-                raise ValueError(
-                    f'{name} must be given with spend="{kind}" and only then, got {getattr(self, name)}'
-                )
+                raise BadInput(f'{name} must be given with spend="{kind}" and only then, got {getattr(self, name)}')
         if self.total_steps is not None:
             at_least("total_steps", self.total_steps, 1)
         if self.threshold is not None:
             positive("threshold", self.threshold)
         one_of("rotate", self.rotate, (True, False))
         if self.compat and not self.rotate:
-            raise ValueError(f'rotate must be True with compat="release", got {self.rotate}')
+            raise BadInput(f'rotate must be True with compat="release", got {self.rotate}')
         if number("ceiling", self.ceiling) < 1:
-            raise ValueError(f"ceiling must be at least 1, got {self.ceiling}")
+            raise BadInput(f"ceiling must be at least 1, got {self.ceiling}")
         self._spending = self._make_spending()
 
     def _make_spending(self) -> Spending:
@@ -70,7 +68,7 @@ class Exclusive(OneThreshold):
     def set_total_steps(self, total_steps: int) -> None:
         """The run will be longer or shorter than said before. All workers must call it before the same step."""
         if self.spend != "budget":
-            raise ValueError(f'set_total_steps needs spend="budget", got {self.spend!r}')
+            raise BadInput(f'set_total_steps needs spend="budget", got {self.spend!r}')
         self.total_steps = at_least("total_steps", total_steps, 1)
         self._spending.state[2] = total_steps
 

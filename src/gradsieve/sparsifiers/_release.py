@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradsieve._check import BadInput
 from gradsieve.collectives import Program
 from gradsieve.exchange import Step
 from gradsieve.sparsifiers.hard_threshold import authors_rule
@@ -38,11 +39,11 @@ class ReleasedBlocks:
 def check_supported(n: int, world_size: int) -> None:
     """The released code fails outside these limits; here it says so."""
     if n < BLOCKS * ALIGNMENT:
-        raise ValueError(
+        raise BadInput(
             f'compat="release" needs n >= {BLOCKS * ALIGNMENT}, below which its blocks are empty, got {n}'
         )
     if not 2 <= world_size <= BLOCKS // MIN_SHARE:
-        raise ValueError(f'compat="release" needs 2 <= world_size <= {BLOCKS // MIN_SHARE}, got {world_size}')
+        raise BadInput(f'compat="release" needs 2 <= world_size <= {BLOCKS // MIN_SHARE}, got {world_size}')
 
 
 def released_bounds(world_size: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from gradsieve._check import at_least, number, positive
+from gradsieve._check import BadInput, at_least, number, positive
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.sparsifiers.topk import TopK
@@ -40,7 +40,7 @@ class Accordion(TopK):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= number("high", self.high) < float("inf"):
-            raise ValueError(f"high must be at least 1 and finite, got {self.high}")
+            raise BadInput(f"high must be at least 1 and finite, got {self.high}")
         positive("eta", self.eta)
         at_least("interval", self.interval, 1)
 

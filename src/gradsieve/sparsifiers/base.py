@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import exchange, ops
+from gradsieve._check import BadInput
 from gradsieve.collectives import Program
 from gradsieve.exchange import Exchanged, Span, Step
 
@@ -109,12 +110,12 @@ class Sparsifier:
         """Take over the state of `state_dict()`; `setup` must have been called for the same vectors."""
         known = set(self.SHARED + self.LOCAL)
         if set(state_dict) != known:
-            raise ValueError(
+            raise BadInput(
                 f"state must have the keys {sorted(known)} of {type(self).__name__}, got {sorted(state_dict)}"
             )
         for name, value in state_dict.items():
             if _form(value) != _form(getattr(self, name)):
-                raise ValueError(f"{name} must be like {_form(getattr(self, name))}, got {_form(value)}")
+                raise BadInput(f"{name} must be like {_form(getattr(self, name))}, got {_form(value)}")
         for name, value in state_dict.items():
             setattr(self, name, _plain_copy(value))
 

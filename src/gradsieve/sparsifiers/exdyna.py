@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from gradsieve._check import at_least
+from gradsieve._check import BadInput, at_least
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers import _release
 from gradsieve.sparsifiers._exclusive import Exclusive, by_partition
@@ -36,7 +36,7 @@ class ExDyna(Exclusive):
             self.blocks = _release.BLOCKS if self.compat else BLOCKS
         at_least("blocks", self.blocks, 1)
         if self.compat and self.blocks != _release.BLOCKS:
-            raise ValueError(f'blocks must be {_release.BLOCKS} with compat="release", got {self.blocks}')
+            raise BadInput(f'blocks must be {_release.BLOCKS} with compat="release", got {self.blocks}')
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
         super().setup(step, sizes)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from gradsieve._check import BadInput
 from gradsieve.tasks import _embedded, _files
 from gradsieve.tasks._classifier import Classifier
 from gradsieve.tasks._tables import Sentences, read_sentences
@@ -36,7 +37,7 @@ class BERT(Classifier):
 
     def check_files(self) -> None:
         if self.model == "transformers" and importlib.util.find_spec("transformers") is None:
-            raise ValueError("model transformers needs another package: pip install 'gradsieve[transformers]'")
+            raise BadInput("model transformers needs another package: pip install 'gradsieve[transformers]'")
         if self.dataset == "sst2":
             for names in SPLITS.values():
                 _files.find(self.data_dir, self.dataset, *names)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from gradsieve._check import one_of
+from gradsieve._check import BadInput, one_of
 from gradsieve.tasks import _embedded, _files, _tables
 from gradsieve.tasks._optimum import minimise
 from gradsieve.tasks.base import Batch, Data, DataError, Metric, Recipe, Task
@@ -68,7 +68,7 @@ class LogReg(Task):
         if self.dataset not in self.DATASETS and self.data_dir is None:
             one_of("dataset", self.dataset, self.DATASETS)
         if self.dataset != "synthetic" and self.width != 1:
-            raise ValueError(f"width must be 1 with dataset {self.dataset}, got {self.width}")
+            raise BadInput(f"width must be 1 with dataset {self.dataset}, got {self.width}")
 
     def check_files(self) -> None:
         if self.dataset != "synthetic":

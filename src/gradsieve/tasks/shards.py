@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradsieve._check import at_least, number
+from gradsieve._check import BadInput, at_least, number
 
 
 def shards(labels: Tensor, workers: int, skew: float = 0.0, seed: int = 0) -> list[Tensor]:
@@ -15,9 +15,9 @@ def shards(labels: Tensor, workers: int, skew: float = 0.0, seed: int = 0) -> li
     """
     at_least("workers", workers, 1)
     if not 0 <= number("skew", skew) <= 1:
-        raise ValueError(f"skew must be in [0, 1], got {skew}")
+        raise BadInput(f"skew must be in [0, 1], got {skew}")
     if workers > len(labels):
-        raise ValueError(f"workers must be at most {len(labels)}, one training example each, got {workers}")
+        raise BadInput(f"workers must be at most {len(labels)}, one training example each, got {workers}")
     each = len(labels) // workers
     similar = round(skew * each)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[: each * workers]

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradsieve._check import BadInput
 from gradsieve.collectives import (
     AllGather,
     AllReduce,
@@ -36,7 +37,7 @@ class ProcessGroupWorld:
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         if self.rank < 0:
-            raise ValueError(f"this process must be a member of the group, got rank {dist.get_rank()} outside it")
+            raise BadInput(f"this process must be a member of the group, got rank {dist.get_rank()} outside it")
 
     def again(self) -> "ProcessGroupWorld":
         """The same workers in a group of their own, for another thread; every worker must call it."""
@@ -46,7 +47,7 @@ class ProcessGroupWorld:
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Run this process's one program to its end; returns its result in a list of one."""
         if len(programs) != 1:
-            raise ValueError(f"programs must be the one of this process, got {len(programs)}")
+            raise BadInput(f"programs must be the one of this process, got {len(programs)}")
         program, reply = programs[0], None
         try:
             while True:

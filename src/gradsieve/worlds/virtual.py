@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gradsieve._check import BadInput
 from gradsieve.collectives import (
     AllGather,
     AllReduce,
@@ -39,13 +40,13 @@ class VirtualWorld:
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+            raise BadInput(f"size must be at least 1, got {size}")
         self.size = size
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Run one program a worker to its end; returns their results in rank order."""
         if len(programs) != self.size:
-            raise ValueError(f"programs must be one for each of {self.size} workers, got {len(programs)}")
+            raise BadInput(f"programs must be one for each of {self.size} workers, got {len(programs)}")
         try:
             return self._run(programs)
         finally:
