@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve import checkpoint, ops
 from gradsieve._check import BadInput, BadType, at_least
-from gradsieve.exchange import Exchanged
+from gradsieve.collectives import Ledger, Traffic, watched
+from gradsieve.exchange import Exchanged, sparse_sum
 from gradsieve.reducer import SparseReducer
 from gradsieve.replicas import check_replicas
 from gradsieve.schedules import Schedule
@@ -115,6 +116,7 @@ class Sieve:
         self._buckets: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
         self._places: list[_Place] = []
         self._layout: tuple[list[_Place], Tensor, Tensor, Tensor] | None = None
+        self._beside = Ledger()  # this step's traffic outside the reducer
 
     def set_density(self, density: float | Schedule, dense_steps: int = 0) -> None:
         """Another density, or another function of the step, from the next step on."""
@@ -192,6 +194,7 @@ class Sieve:
 
     def _begin_step(self) -> None:
         self._drop_unfinished()
+        self._beside = Ledger()
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         if scale != self._scale:
             self.reducer.rescale(scale / self._scale)
@@ -225,16 +228,14 @@ class Sieve:
         return places
 
     def _mean_of_sparse(self, buffer: Tensor) -> Tensor:
-        """Sparse embeddings' gradients are few rows already: summed exactly, outside the sieve."""
-        buffer = buffer.coalesce()
-        dist.all_reduce(buffer, group=_inner(self.world).group)
-        return buffer / self.world.size
+        """Gradients of sparse embeddings are few rows already: summed exactly, outside the sieve."""
+        return self.world.run([watched(sparse_sum(buffer), self._beside, self.world.size)])[0] / self.world.size
 
     def _exchange(self) -> None:
         if self.check_every and self.reducer.step and self.reducer.step % self.check_every == 0:
             self.check_replicas()
         self.world.run([self.reducer.finish(self._write)])
-        self.report = self.reducer.end_step()
+        self.report = _with_traffic(self.reducer.end_step(), self._beside.total)
         for future, buffer in self._buckets:
             future.set_result(buffer)
 
@@ -270,9 +271,13 @@ class Sieve:
         return self._layout[1:]
 
 
-def _inner(world: Meter) -> ProcessGroupWorld:
-    assert isinstance(world.world, ProcessGroupWorld)
-    return world.world
+def _with_traffic(report: StepReport, traffic: Traffic) -> StepReport:
+    return replace(
+        report,
+        bytes_sent=report.bytes_sent + traffic.handed_bytes,
+        ring_bytes=report.ring_bytes + traffic.ring_bytes,
+        collectives=report.collectives + traffic.calls,
+    )
 
 
 def _checked(model: nn.Module) -> DistributedDataParallel:

@@ -121,6 +121,14 @@ def dense(acc: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
     )
 
 
+def sparse_sum(tensor: Tensor) -> Program[Tensor]:
+    """The sum over workers of sparse tensors that each have few rows; added in rank order."""
+    tensor = tensor.coalesce()
+    rows = torch.cat((yield AllGather("sparse rows", tensor.indices().t().contiguous())))
+    values = torch.cat((yield AllGather("sparse values", tensor.values())))
+    return torch.sparse_coo_tensor(rows.t(), values, tensor.shape).coalesce()
+
+
 def gather_picks(
     picked: Tensor,
     step: Step,

@@ -179,6 +179,7 @@ class SparseReducer:
             picked = yield from sparsifier.select(acc, hits, step)
             clock.lap("select")
             sent = yield from sparsifier.exchange(acc, picked, pulse, step)
+            threshold = sparsifier.threshold_in_use if sent.finite else None
             if sent.finite:
                 for piece in pieces:
                     sparsifier.settle_(acc[piece.start : piece.stop], piece.before)
@@ -200,7 +201,7 @@ class SparseReducer:
             if not committed:  # a worker failed, or the world gave up: as if the step had not begun
                 _restore_(acc, pieces)
         clock.lap("write")
-        self._report = self._make_report(step, sparsifier, sent, clock)
+        self._report = self._make_report(step, threshold, sent, clock)
         return sent
 
     def abandon(self) -> None:
@@ -227,7 +228,7 @@ class SparseReducer:
         report, self._report = self._report, None
         return report
 
-    def _make_report(self, step: Step, sparsifier: Sparsifier, sent: Exchanged, clock: Clock) -> StepReport:
+    def _make_report(self, step: Step, threshold: float | None, sent: Exchanged, clock: Clock) -> StepReport:
         total = self.ledger.total
         norm = vector_norm(self.residual) if self.measure else None
         clock.lap("measure")
@@ -238,7 +239,7 @@ class SparseReducer:
             finite=sent.finite,
             counts=sent.counts,
             union=sent.union,
-            threshold=sparsifier.threshold_in_use,
+            threshold=threshold,
             residual_norm=norm,
             bytes_sent=total.handed_bytes,
             ring_bytes=total.ring_bytes,

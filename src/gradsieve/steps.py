@@ -16,7 +16,7 @@ class StepReport:
     finite: bool  # False: some gradient was not finite, the step was called off
     counts: list[int]  # how many positions each worker put forward
     union: int  # how many positions the update covers
-    threshold: float | None
+    threshold: float | None  # that decided this step; None where none did
     residual_norm: float | None  # None unless the reducer was made with measure=True
     bytes_sent: int  # handed to collectives, padding included
     ring_bytes: float  # what a worker puts on the wire, the mean over workers

@@ -212,7 +212,11 @@ def _sparse_embedding(rank: int, world_size: int) -> None:
         expected = total(own) / world_size
         assert torch.allclose(model.module.embedding.weight.grad.to_dense().double(), expected, atol=1e-6)
         assert found.shape == own.shape
+        rows = len(words.unique())
+        assert sieve.report.bytes_sent == sieve.reducer.ledger.total.handed_bytes + 16 + rows * (8 + 4 * WIDTH)
+        assert sieve.report.collectives == sieve.reducer.ledger.total.calls + 4
         optimizer.step()
+    assert sieve.world.ledgers[0].by_tag["sparse values"].handed_bytes > 0
     sieve.check_replicas()
 
 

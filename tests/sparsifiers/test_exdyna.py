@@ -100,8 +100,9 @@ def test_compat_equals_the_released_rules_over_300_steps(world_size: int) -> Non
         sparsifier = group.reducers[0].sparsifier
         assert group.reports[0].counts == literal.counts, f"counts at step {step}"
         assert torch.equal(update, expected), f"update at step {step}"
+        assert group.reports[0].threshold == literal.threshold, f"threshold at step {step}"
         sizes = torch.tensor(sparsifier.bounds).diff().tolist()  # type: ignore[attr-defined]
-        threshold = sparsifier.threshold_in_use
+        threshold = sparsifier.threshold_state[0]  # type: ignore[attr-defined]
         literal_next = Faster.__new__(Faster)
         literal_next.__dict__.update({**vars(literal), "sizes": list(literal.sizes)})
         literal_next.allocate()

@@ -133,12 +133,14 @@ class Replica:
             yield from self.schedule.agree(self.world_size)
             step = self._step(self.schedule(self.steps))
         found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values], self.second)
+        threshold = None
         if isinstance(found, Agreed) and isinstance(found.where, Tensor):
+            threshold = self.sparsifier.threshold_in_use
             drift = (self.weights.shared[found.where] - found.mean).float()
             self.sparsifier.observe(Exchanged(found.where, drift, found.counts, True), step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
-        self._made = self._make_report(step, found, clock)
+        self._made = self._make_report(step, found, threshold, clock)
         self.rounds += 1
         return found
 
@@ -184,7 +186,9 @@ class Replica:
         everything = self.weights.all
         return vector_norm(self.weights.drift(everything, self.weights.read(everything)))
 
-    def _make_report(self, step: Step, found: Agreed | NotFinite, clock: Clock) -> ShareReport:
+    def _make_report(
+        self, step: Step, found: Agreed | NotFinite, threshold: float | None, clock: Clock
+    ) -> ShareReport:
         total = self._ledger.total
         agreed = found if isinstance(found, Agreed) else None
         return ShareReport(
@@ -195,7 +199,7 @@ class Replica:
             finite=agreed is not None,
             counts=agreed.counts if agreed else [0] * self.world_size,
             union=agreed.union if agreed else 0,
-            threshold=self.sparsifier.threshold_in_use,
+            threshold=threshold,
             residual_norm=None,
             bytes_sent=total.handed_bytes,
             ring_bytes=total.ring_bytes,

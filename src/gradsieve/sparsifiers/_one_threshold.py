@@ -61,4 +61,4 @@ class OneThreshold(Sparsifier):
 
     @property
     def threshold_in_use(self) -> float | None:
-        return self._threshold.threshold
+        return self._threshold.decided

@@ -87,7 +87,7 @@ class ReleasedThreshold:
         self.state: list[float | None] = [authors_rule(k)]
 
     @property
-    def threshold(self) -> float | None:
+    def decided(self) -> float | None:
         return self.state[0]
 
     @property

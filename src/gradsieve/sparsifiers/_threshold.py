@@ -76,11 +76,7 @@ class MeasuredThreshold:
         self.state: list[float | None] = [None, None, 0.0, WITHOUT_CUT]
         self._next = self.state
         self.counts: list[int] | None = None  # how many elements each worker sends in this step
-
-    @property
-    def threshold(self) -> float | None:
-        """Of the last step."""
-        return self.state[1]
+        self.decided: float | None = None  # the threshold of this step
 
     @property
     def level(self) -> float:
@@ -115,6 +111,7 @@ class MeasuredThreshold:
         count = self.spending.count(table, step, energy)
         bin = table.bin_with(count)
         self.counts = table.shares(bin, count)
+        self.decided = table.edge(bin) if count else None
         self._next = self._plan(table, table.edge(bin) if count else self.state[1], step)
         threshold = table.edge(bin) if table.first + bin > start else ops.bin_edge(deepest)
         if looks:

@@ -91,7 +91,7 @@ class Sparsifier:
 
     @property
     def threshold_in_use(self) -> float | None:
-        """The threshold the next step will use, for reports; None where there is none."""
+        """The threshold that decided the step under way: read after `exchange` and before `observe`."""
         return None
 
     def options(self) -> dict[str, Any]:

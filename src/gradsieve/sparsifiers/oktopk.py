@@ -115,7 +115,7 @@ class OkTopk(Sparsifier):
     @property
     def threshold_in_use(self) -> float | None:
         """Of sums over workers."""
-        return self.threshold if self.threshold_age else None
+        return self._evaluated[0]
 
 
 def _fits(count: int, k: int) -> bool:

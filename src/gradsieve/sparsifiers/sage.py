@@ -69,7 +69,7 @@ class SAGE(Sparsifier):
 
     @property
     def threshold_in_use(self) -> float | None:
-        return self.current
+        return self._next[0]
 
     def _sampled(self, acc: Tensor, step: Step) -> float:
         """The average magnitude of a sample. As released, small tensors are drawn as often as large ones."""
