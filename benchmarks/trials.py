@@ -94,7 +94,10 @@ class Rows:
         self.path, self.found = path, dict[tuple[str, str, float, int], Row]()
         if path.exists():
             with path.open(newline="") as file:
-                for line in csv.DictReader(file):
+                lines = csv.DictReader(file)
+                if (columns := list(Row.__annotations__) + list(conditions())) != lines.fieldnames:
+                    raise SystemExit(f"{path} must have the columns {', '.join(columns)}: name another file")
+                for line in lines:
                     self._keep(Row(**{name: kind(line[name]) for name, kind in Row.__annotations__.items()}))
 
     def _keep(self, row: Row) -> None:

@@ -1,8 +1,10 @@
-"""Under what conditions a figure was measured: machine, versions, date."""
+"""Under what conditions a figure was measured: machine, versions, commit, date."""
 
 import datetime
+import functools
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +19,7 @@ def conditions() -> dict[str, str]:
     """What belongs under every table and plot."""
     return {
         "gradsieve": __version__,
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numba": numba.__version__,
@@ -29,6 +32,19 @@ def conditions() -> dict[str, str]:
 def in_words(found: Mapping[str, str]) -> str:
     """Conditions in one line."""
     return ", ".join(f"{name} {value}" for name, value in found.items())
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of this code, with a plus sign where files were changed since; "unknown" outside a clone."""
+    folder = Path(__file__).resolve().parent
+    if not any((parent / ".git").exists() for parent in folder.parents):
+        return "unknown"
+    try:
+        described = ["git", "-C", str(folder), "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
+        return subprocess.run(described, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
 
 
 def _cpu() -> str:

@@ -161,3 +161,12 @@ def test_real_data_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "libsvm").mkdir()
     (tmp_path / "libsvm" / "w8a").write_text("1 1:1\n-1 2:1\n")
     assert dataset("logreg", "w8a") == "w8a"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_what_is_committed_claims_what_the_code_claims(name: str) -> None:
+    kept = ROOT / "benchmarks" / "reproduction" / f"{name}.json"
+    if not kept.exists():
+        pytest.skip(f"{name} was not run in full yet: gradsieve reproduce {name} --out benchmarks/reproduction")
+    outcome = json.loads(kept.read_text())
+    assert (outcome["claim"], outcome["source"]) == (EXPERIMENTS[name].claim, EXPERIMENTS[name].source)
