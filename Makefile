@@ -54,7 +54,7 @@ reports: $(READY) ## train on MNIST, WikiText-2 and SST-2 from GRADSIEVE_DATA, w
 	sh benchmarks/reports.sh
 
 reproduce: $(READY) ## regenerate the papers' claims from GRADSIEVE_DATA, write benchmarks/reproduction/ and the docs' tables (5 hours)
-	$(BIN)/gradsieve reproduce all density-control --out benchmarks/reproduction || test $$? -eq 1
+	$(BIN)/python -m studies all density-control --out benchmarks/reproduction || test $$? -eq 1
 	$(BIN)/python benchmarks/tables.py
 
 clean: ## remove everything that was built

@@ -9,8 +9,8 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from tables import ROOT, read, under
 
-from gradsieve.experiments.records import read_run
-from gradsieve.report.style import styles
+from gradsieve_lab.report.style import styles
+from gradsieve_lab.runs.records import read_run
 
 LIMIT = "compute alone"
 plt.rcParams.update({"font.size": 9, "svg.hashsalt": "gradsieve", "svg.fonttype": "none"})

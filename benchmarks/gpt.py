@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trials import Trials, compare
 
-from gradsieve.experiments.settings import Settings
+from gradsieve_lab.runs.settings import Settings
 
 STEPS = 3000
 BEST = "share:noise=averaged:values=fp8"

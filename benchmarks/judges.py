@@ -16,10 +16,10 @@ from trials import ALONE, DENSE, Trials, compare
 
 from gradsieve.collectives import AllGather, Program
 from gradsieve.exchange import Exchanged, Step, gather_picks, reduce_at
-from gradsieve.experiments.settings import Settings
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier
 from gradsieve.sparsifiers.base import largest
 from gradsieve.sparsifiers.shared_threshold import most_voted
+from gradsieve_lab.runs.settings import Settings
 
 WORKERS, STEPS, DENSITY = 8, 480, 0.001
 # Times k: entries with a worker's own values that take as many bytes as k positions with everybody's; in so small a

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from gradsieve.collectives import AllGather, Program
 from gradsieve.exchange import Exchanged, Span, Step
-from gradsieve.experiments.methods import parse_method
-from gradsieve.experiments.running import Stop, run
-from gradsieve.experiments.settings import Settings
 from gradsieve.sparsifiers import SPARSIFIERS
 from gradsieve.sparsifiers.base import largest
 from gradsieve.sparsifiers.dgc import DGC
 from gradsieve.sparsifiers.exdyna import ExDyna
+from gradsieve_lab.runs.methods import parse_method
+from gradsieve_lab.runs.running import Stop, run
+from gradsieve_lab.runs.settings import Settings
 
 MEMORY = 0.9  # of momentum and of histories
 JUDGES = {"two judges": 2, "a node's workers": 4}  # whose sum decides: neighbours by rank

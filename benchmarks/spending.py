@@ -15,14 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from studies.reproduce import density_control
+from studies.reproduce.density_control import BUDGET, CASES, STEADY
+from studies.reproduce.shelf import Shelf
+
 from gradsieve._check import at_least
-from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce import density_control
-from gradsieve.experiments.reproduce.density_control import BUDGET, CASES, STEADY
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
-from gradsieve.experiments.settings import Settings
 from gradsieve.sparsifiers import _spending
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.running import Stop
+from gradsieve_lab.runs.settings import Settings
 
 
 class Trials(Shelf):

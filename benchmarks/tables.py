@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gradsieve.experiments.reproduce import EXPERIMENTS
+from studies.reproduce import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 REPRODUCTION = ROOT / "benchmarks" / "reproduction"
@@ -224,7 +224,7 @@ def notes() -> str:
 
 
 def outcome(name: str) -> dict[str, Any]:
-    """What `gradsieve reproduce NAME --out benchmarks/reproduction` left."""
+    """What `python -m studies NAME --out benchmarks/reproduction` left."""
     found: dict[str, Any] = json.loads((REPRODUCTION / f"{name}.json").read_text())
     return found
 

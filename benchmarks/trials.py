@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from gradsieve.conditions import conditions
-from gradsieve.experiments import running
-from gradsieve.experiments.methods import parse_method
-from gradsieve.experiments.records import Run
-from gradsieve.experiments.settings import Settings
+from gradsieve_lab.conditions import conditions
+from gradsieve_lab.runs import running
+from gradsieve_lab.runs.methods import parse_method
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.settings import Settings
 
 SEEDS = (0, 1, 2)
 ALONE, DENSE = "alone", "dense"

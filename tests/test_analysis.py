@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gradsieve
-from gradsieve import analysis
-from gradsieve.analysis import (
+from gradsieve.collectives import AllGather, AllReduce, traffic_of
+from gradsieve_lab.analysis import (
     best_constant_threshold,
     bits,
     packed_index_bits,
@@ -21,9 +20,8 @@ from gradsieve.analysis import (
     topk_total_error,
     total_error,
 )
-from gradsieve.collectives import AllGather, AllReduce, traffic_of
-from gradsieve.experiments.records import read_run
-from gradsieve.experiments.summary import summarise
+from gradsieve_lab.runs.records import read_run
+from gradsieve_lab.runs.summary import summarise
 from helpers import KINDS, ROOT, Group
 
 CLOSE = 1e-12  # relative; float64 sums in different orders
@@ -266,11 +264,6 @@ def test_the_ring_is_that_of_the_meter(workers: int) -> None:
 def test_bits_that_cannot_be_are_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^{sentence}"):
         bits(**{"elements": 1, **arguments})
-
-
-def test_it_is_part_of_the_package() -> None:
-    assert gradsieve.analysis is analysis
-    assert "analysis" in gradsieve.__all__
 
 
 def test_the_page_prints_what_it_shows() -> None:

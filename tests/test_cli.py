@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gradsieve.cli import app
-from gradsieve.cli.live import show
-from gradsieve.experiments.training import Progress
-from gradsieve.tasks.base import Metric
+from gradsieve_lab.cli import app
+from gradsieve_lab.cli.live import show
+from gradsieve_lab.runs.training import Progress
+from gradsieve_lab.tasks.base import Metric
 
 COLUMNS = 80
 
 
 def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    code = "from gradsieve.cli import main; main()"
+    code = "from gradsieve_lab.cli import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout)
 
 
@@ -265,7 +265,7 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, 
     def broken(*arguments: object, **options: object) -> None:
         raise error("a mistake of ours")
 
-    monkeypatch.setattr("gradsieve.cli.runs.parse_methods", broken)
+    monkeypatch.setattr("gradsieve_lab.cli.runs.parse_methods", broken)
     done = invoke("compare", "mlp", *TINY)
     assert type(done.exception) is error
     assert "gradsieve: " not in done.output

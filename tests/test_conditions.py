@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from gradsieve.conditions import commit, conditions, in_words
+from gradsieve_lab.conditions import commit, conditions, in_words
 from helpers import ROOT
 
 
@@ -20,7 +20,7 @@ def test_the_commit_is_named() -> None:
 
 
 def test_outside_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradsieve.conditions.__file__", "/nowhere/gradsieve/conditions.py")
+    monkeypatch.setattr("gradsieve_lab.conditions.__file__", "/nowhere/gradsieve/conditions.py")
     assert commit.__wrapped__() == "unknown"
 
 

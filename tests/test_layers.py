@@ -1,21 +1,20 @@
 """Imports point one way: a module uses what stands before it in this list, never what stands behind."""
 
 import ast
+import sys
 from pathlib import Path
+
+import pytest
 
 from helpers import ROOT
 
-ORDER = [
+CORE = [
     "_version",
     "_check",
-    "_files",
-    "_owner",
-    "conditions",
     "ops",
     "wire",
     "collectives",
     "exchange",
-    "analysis",
     "sparsifiers",
     "handshake",
     "steps",
@@ -26,20 +25,11 @@ ORDER = [
     "checkpoint",
     "ddp",
     "share",
-    "launch",
-    "lab",
-    "tasks",
-    "experiments",
-    "report",
-    "bench",
-    "cli",
 ]
-SOURCE = ROOT / "src" / "gradsieve"
-
-
-def layer(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+LAB = ["_files", "_owner", "conditions", "analysis", "launch", "netlab", "tasks", "runs", "report", "bench", "cli"]
+ORDER = {"gradsieve": CORE, "gradsieve_lab": LAB}
+ABOVE = {"gradsieve": ("gradsieve_lab", "studies"), "gradsieve_lab": ("studies",), "studies": ()}
+FOLDERS = {**{package: ROOT / "src" / package for package in ORDER}, "studies": ROOT / "studies"}
 
 
 def imports(path: Path) -> set[str]:
@@ -52,30 +42,50 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def test_every_module_has_its_place() -> None:
-    here = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if not path.name.startswith("__")}
-    assert here - {"py.typed"} == set(ORDER)
+@pytest.mark.parametrize("package", ORDER)
+def test_every_module_has_its_place(package: str) -> None:
+    here = {path.name.removesuffix(".py") for path in FOLDERS[package].iterdir() if not path.name.startswith("__")}
+    assert here - {"py.typed"} == set(ORDER[package])
 
 
-def test_imports_point_one_way() -> None:
-    for path in SOURCE.rglob("*.py"):
-        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_point_one_way(package: str) -> None:
+    order = ORDER[package]
+    for path in FOLDERS[package].rglob("*.py"):
+        own = path.relative_to(FOLDERS[package]).parts[0].removesuffix(".py")
         if own.startswith("__"):
             continue
         for module in imports(path):
-            target = layer(module)
-            if module.startswith("gradsieve.") and target in ORDER:
-                assert ORDER.index(target) <= ORDER.index(own), f"{path.name} imports {module}"
+            base, *rest = module.split(".")
+            if base == package and rest and rest[0] in order:
+                assert order.index(rest[0]) <= order.index(own), f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("package", ABOVE)
+def test_the_library_does_not_know_the_laboratory_nor_this_the_studies(package: str) -> None:
+    for path in FOLDERS[package].rglob("*.py"):
+        if path != FOLDERS["gradsieve"] / "__main__.py":  # the command, which is the laboratory's
+            found = {module.split(".")[0] for module in imports(path)}
+            assert not found & set(ABOVE[package]), path
 
 
 def test_nothing_below_the_worlds_knows_torch_distributed() -> None:
-    for path in SOURCE.rglob("*.py"):
-        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if own in ORDER and ORDER.index(own) < ORDER.index("worlds"):
+    for path in FOLDERS["gradsieve"].rglob("*.py"):
+        own = path.relative_to(FOLDERS["gradsieve"]).parts[0].removesuffix(".py")
+        if own in CORE and CORE.index(own) < CORE.index("worlds"):
             assert not any(module.startswith("torch.distributed") for module in imports(path)), path
 
 
+def test_the_library_needs_little() -> None:
+    """What `pip install gradsieve` brings, and what comes with Python."""
+    known = {"gradsieve", "torch", "numba", "llvmlite", "numpy", "safetensors", "scipy", *sys.stdlib_module_names}
+    for path in FOLDERS["gradsieve"].rglob("*.py"):
+        if path.name != "__main__.py":
+            assert {module.split(".")[0] for module in imports(path)} <= known, path
+
+
 def test_files_stay_short() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
-    assert max(lengths.values()) <= 400
-    assert sorted(lengths.values())[len(lengths) // 2] < 150
+    paths = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
+    lengths = sorted(len(path.read_text().splitlines()) for path in paths)
+    assert lengths[-1] <= 400
+    assert lengths[len(lengths) // 2] < 150

@@ -1,6 +1,5 @@
 """Data-parallel PyTorch training over slow networks: send only the part of the gradient that matters."""
 
-from gradsieve import analysis
 from gradsieve._version import __version__
 from gradsieve.checkpoint import CheckpointError
 from gradsieve.collectives import AllGather, AllReduce, AllToAll, Broadcast, Program
@@ -40,7 +39,6 @@ __all__ = [
     "Window",
     "WorkersDiverged",
     "__version__",
-    "analysis",
     "dgc_warm_up",
     "make_sparsifier",
     "share",

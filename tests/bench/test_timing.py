@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gradsieve.bench.timing import Row, side_by_side, spread, write_csv
+from gradsieve_lab.bench.timing import Row, side_by_side, spread, write_csv
 
 
 def row(case: str, median: float) -> Row:
@@ -48,7 +48,7 @@ def test_csv_replaces_the_old_file_whole(tmp_path: Path) -> None:
 def test_csv_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("old")
-    monkeypatch.setattr("gradsieve.bench.timing.conditions", lambda: 1 / 0)
+    monkeypatch.setattr("gradsieve_lab.bench.timing.conditions", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_csv([row("a", 1.0)], path)
     assert path.read_text() == "old"

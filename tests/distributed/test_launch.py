@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gradsieve._check import BadInput
-from gradsieve.launch import Post, WorkerFailed, run_workers
+from gradsieve_lab.launch import Post, WorkerFailed, run_workers
 
 
 def add_ranks(post: Post, factor: int) -> tuple[int, float]:
@@ -79,7 +79,7 @@ def test_a_request_to_stop_reaches_all() -> None:
 
 SCRIPT = """
 import os, sys, time
-from gradsieve.launch import run_workers
+from gradsieve_lab.launch import run_workers
 
 def work(post):
     with open(f"{sys.argv[1]}/{post.rank}", "w") as file:

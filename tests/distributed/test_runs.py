@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from test_launch import alive, wait_until
 
-from gradsieve.experiments.methods import parse_method
-from gradsieve.experiments.records import NAME, Run, read_run
-from gradsieve.experiments.running import Stop, run
-from gradsieve.experiments.settings import Settings
-from gradsieve.experiments.summary import summarise
-from gradsieve.tasks import TASKS
+from gradsieve_lab.runs.methods import parse_method
+from gradsieve_lab.runs.records import NAME, Run, read_run
+from gradsieve_lab.runs.running import Stop, run
+from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.summary import summarise
+from gradsieve_lab.tasks import TASKS
 
 TINY = Settings("mlp", workers=2, steps=20, batch=16, width=0.2, eval_every=10, density=0.05)
 # Settings in which a few steps of a small model are enough to learn something.
@@ -34,7 +34,7 @@ TASKS_TINY: dict[str, dict[str, Any]] = {
     "bert": {"width": 0.5, "limit": 2000, "steps": 150},
     "ncf": {"width": 0.5, "steps": 150},
 }
-COMMAND = [sys.executable, "-c", "from gradsieve.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from gradsieve_lab.cli import main; main()"]
 
 
 def train(settings: Settings, folder: Path, **more: Any) -> Run:
@@ -183,7 +183,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "
-        "from gradsieve.cli import main; main()"
+        "from gradsieve_lab.cli import main; main()"
     )
     arguments = ["train", "mlp", "--workers", "2", "--width", "0.1", "--steps", "5000", "--out", str(folder)]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)

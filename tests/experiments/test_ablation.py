@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from studies.reproduce import _registry, ablation, imbalance
+from studies.reproduce.ablation import STATIC, STILL, WHOLE, Measured, Trained, judge
+from studies.reproduce.shelf import Shelf
 
-from gradsieve.experiments.reproduce import _registry, ablation, imbalance
-from gradsieve.experiments.reproduce.ablation import STATIC, STILL, WHOLE, Measured, Trained, judge
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
+from gradsieve_lab.runs.running import Stop
 
 FIXED = "exdyna:spend=fixed:threshold=0.1"
 TRAINED = Trained(total_error=10.0, residual_norm=1.0, metric=0.9, density_off=0.0, imbalance=1.1)

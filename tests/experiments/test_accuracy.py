@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 from lines import HEADER, metric, step
-
-from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce import accuracy
-from gradsieve.experiments.reproduce.accuracy import (
+from studies.reproduce import accuracy
+from studies.reproduce.accuracy import (
     ALONE,
     DENSE,
     EXDYNA,
@@ -21,10 +19,12 @@ from gradsieve.experiments.reproduce.accuracy import (
     curve_of,
     judge,
 )
-from gradsieve.experiments.reproduce.shelf import Shelf, dataset
-from gradsieve.experiments.running import Stop
-from gradsieve.experiments.settings import Settings
-from gradsieve.tasks.base import Metric
+from studies.reproduce.shelf import Shelf, dataset
+
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.running import Stop
+from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.tasks.base import Metric
 
 ACCURACY = Metric("accuracy", higher_is_better=True, percent=True)
 PERPLEXITY = Metric("perplexity", higher_is_better=False)

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from studies.reproduce import batch, randomk
+from studies.reproduce.batch import Point, Size
+from studies.reproduce.randomk import DENSE, RANDOM, TOPK, Curve
+from studies.reproduce.shelf import Shelf
 
-from gradsieve.experiments.reproduce import batch, randomk
-from gradsieve.experiments.reproduce.batch import Point, Size
-from gradsieve.experiments.reproduce.randomk import DENSE, RANDOM, TOPK, Curve
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
+from gradsieve_lab.runs.running import Stop
 
 
 def points(*gaps: float) -> list[Point]:

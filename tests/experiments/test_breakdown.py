@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from lines import HEADER, step
+from studies.reproduce import breakdown
+from studies.reproduce.breakdown import EXPERIMENT, Phases, judge, phases_of
+from studies.reproduce.shelf import Shelf
 
-from gradsieve.experiments.records import Run
-from gradsieve.experiments.reproduce import breakdown
-from gradsieve.experiments.reproduce.breakdown import EXPERIMENT, Phases, judge, phases_of
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
-from gradsieve.experiments.settings import Settings
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.running import Stop
+from gradsieve_lab.runs.settings import Settings
 
 TOPK = Phases("topk", forward=20.0, backward=30.0, select=60.0, communicate=10.0, density=0.004)
 EXDYNA = replace(TOPK, method="exdyna", select=10.0, density=0.001)

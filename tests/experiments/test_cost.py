@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-
-from gradsieve.experiments.reproduce import cost
-from gradsieve.experiments.reproduce.base import Finding
-from gradsieve.experiments.reproduce.cost import (
+from studies.reproduce import cost
+from studies.reproduce.base import Finding
+from studies.reproduce.cost import (
     ADD,
     EXDYNA,
     EXPERIMENT,
@@ -18,8 +17,9 @@ from gradsieve.experiments.reproduce.cost import (
     WORKERS,
     Timing,
 )
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
+from studies.reproduce.shelf import Shelf
+
+from gradsieve_lab.runs.running import Stop
 
 
 def judged(power: float = -1.0, growth: float = 1.0, topk: float = 40.0, sort: float = 400.0) -> Finding:

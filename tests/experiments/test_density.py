@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from studies.reproduce import _registry, density
+from studies.reproduce._registry import RELEASE, every_method
+from studies.reproduce.base import thinned
+from studies.reproduce.density import Measured, judge_buildup, judge_density
+from studies.reproduce.shelf import Shelf
 
-from gradsieve.experiments.reproduce import _registry, density
-from gradsieve.experiments.reproduce._registry import RELEASE, every_method
-from gradsieve.experiments.reproduce.base import thinned
-from gradsieve.experiments.reproduce.density import Measured, judge_buildup, judge_density
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
+from gradsieve_lab.runs.running import Stop
 
 SIZES = (2, 4, 8, 16)
 ONES = [1.0] * 10

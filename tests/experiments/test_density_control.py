@@ -5,11 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from gradsieve.experiments.methods import DENSE
-from gradsieve.experiments.reproduce import density_control
-from gradsieve.experiments.reproduce._scores import Scale
-from gradsieve.experiments.reproduce.density_control import (
+from studies.reproduce import density_control
+from studies.reproduce._scores import Scale
+from studies.reproduce.density_control import (
     BF16,
     BUDGET,
     CASES,
@@ -23,10 +21,12 @@ from gradsieve.experiments.reproduce.density_control import (
     judge,
     settings,
 )
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
+from studies.reproduce.shelf import Shelf
+
 from gradsieve.sparsifiers import _spending
-from gradsieve.tasks.base import Metric
+from gradsieve_lab.runs.methods import DENSE
+from gradsieve_lab.runs.running import Stop
+from gradsieve_lab.tasks.base import Metric
 from helpers import load
 
 GOOD = Row(

@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from studies.reproduce import fig1
+from studies.reproduce._equal_bits import TRIES, Rehearsal, search
+from studies.reproduce.base import POINTS
+from studies.reproduce.fig1 import HARD, SGD, TOPK, Case, Curve, Measured, judge_a, judge_b, judge_c
+from studies.reproduce.shelf import Shelf
 
-from gradsieve.experiments.methods import parse_method
-from gradsieve.experiments.reproduce import fig1
-from gradsieve.experiments.reproduce._equal_bits import TRIES, Rehearsal, search
-from gradsieve.experiments.reproduce.base import POINTS
-from gradsieve.experiments.reproduce.fig1 import HARD, SGD, TOPK, Case, Curve, Measured, judge_a, judge_b, judge_c
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop, run
-from gradsieve.experiments.settings import Settings
+from gradsieve_lab.runs.methods import parse_method
+from gradsieve_lab.runs.running import Stop, run
+from gradsieve_lab.runs.settings import Settings
 
 EPOCHS = [0.0, 0.5, 1.0, 1.5, 2.0]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from lines import HEADER, metric, step
 
-from gradsieve.experiments.gains import gain_kept, gains_kept
-from gradsieve.experiments.records import Run
-from gradsieve.experiments.summary import summarise_all
-from gradsieve.tasks.base import Metric
+from gradsieve_lab.runs.gains import gain_kept, gains_kept
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.summary import summarise_all
+from gradsieve_lab.tasks.base import Metric
 
 ACCURACY, PERPLEXITY = Metric("accuracy", True, percent=True), Metric("perplexity", False)
 

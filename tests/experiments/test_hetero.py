@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from studies.reproduce import hetero
+from studies.reproduce.hetero import DENSE, EVEN, HARD, SKEWED, TOPK, Measured, Result, judge
+from studies.reproduce.shelf import Shelf
 
-from gradsieve.experiments.reproduce import hetero
-from gradsieve.experiments.reproduce.hetero import DENSE, EVEN, HARD, SKEWED, TOPK, Measured, Result, judge
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
+from gradsieve_lab.runs.running import Stop
 
 
 def measured(topk: tuple[float, float], hard: tuple[float, float], sent: float = 100.0) -> Measured:

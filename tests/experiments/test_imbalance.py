@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from studies.reproduce import _registry, imbalance
+from studies.reproduce._streams import HOT, LAYERS, Stream, imbalance_by_chance, play
+from studies.reproduce.imbalance import OURS, STATIC, Measured, judge
+from studies.reproduce.shelf import Shelf
 
-from gradsieve.experiments.reproduce import _registry, imbalance
-from gradsieve.experiments.reproduce._streams import HOT, LAYERS, Stream, imbalance_by_chance, play
-from gradsieve.experiments.reproduce.imbalance import OURS, STATIC, Measured, judge
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.running import Stop
+from gradsieve_lab.runs.running import Stop
 
 
 def made_up(ours: float = 1.05, static: float = 4.0, trained: float = 1.3) -> Measured:

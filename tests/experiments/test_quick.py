@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from studies.__main__ import app
+from studies.reproduce import EXPERIMENTS
+from studies.reproduce.base import OURS, SOURCES
 from typer.testing import CliRunner
-
-from gradsieve.cli import app
-from gradsieve.experiments.reproduce import EXPERIMENTS
-from gradsieve.experiments.reproduce.base import OURS, SOURCES
 
 PAPERS = [name for name, each in EXPERIMENTS.items() if each.source != OURS]
 
@@ -23,7 +22,7 @@ def test_every_experiment_of_the_papers_is_there() -> None:
 
 @pytest.mark.slow
 def test_all_quick(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["reproduce", "all", "--quick", "--json", "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(app, ["all", "--quick", "--json", "--out", str(tmp_path / "out")])
     assert done.exit_code in (0, 1), done.output
     found = json.loads(done.stdout)
     assert [each["id"] for each in found] == PAPERS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lines import HEADER, metric, step
 
-from gradsieve.experiments.records import NAME, Recorder, RecordError, cut_back, read_run
+from gradsieve_lab.runs.records import NAME, Recorder, RecordError, cut_back, read_run
 
 
 def test_what_is_added_is_read_back(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from test_training import TINY, StopAfter, train, whole_settings, without
 
-from gradsieve.experiments.comparing import check, compare, with_equal_bytes
-from gradsieve.experiments.methods import parse_method, parse_methods
-from gradsieve.experiments.running import Stop
-from gradsieve.experiments.settings import Settings
-from gradsieve.experiments.summary import dense_bytes, summarise
+from gradsieve_lab.runs.comparing import check, compare, with_equal_bytes
+from gradsieve_lab.runs.methods import parse_method, parse_methods
+from gradsieve_lab.runs.running import Stop
+from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.summary import dense_bytes, summarise
 
 PLAIN = replace(TINY, optimizer="sgd", momentum=0.0, lr=0.05)
 

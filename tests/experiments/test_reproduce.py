@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from studies import command
+from studies.__main__ import app
+from studies.reproduce import EXPERIMENTS
+from studies.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
+from studies.reproduce.outcomes import read_outcomes
+from studies.reproduce.shelf import Shelf, dataset
 from typer.testing import CliRunner
 
-from gradsieve.cli import app
-from gradsieve.cli import reproduce as command
-from gradsieve.experiments.reproduce import EXPERIMENTS
-from gradsieve.experiments.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
-from gradsieve.experiments.reproduce.outcomes import read_outcomes
-from gradsieve.experiments.reproduce.shelf import Shelf, dataset
-from gradsieve.experiments.running import Stop
-from gradsieve.experiments.settings import Settings
+from gradsieve_lab.runs.running import Stop
+from gradsieve_lab.runs.settings import Settings
 from helpers import ROOT
 
 SMALL = Settings("mlp", workers=2, virtual=True, steps=4, width=0.1, save=False)
@@ -48,7 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def reproduce(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["reproduce", *arguments])
+    done = CliRunner().invoke(app, [*arguments])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.stdout, done.stderr
@@ -106,7 +106,7 @@ def test_a_stranger_file_is_refused(made: list[str], tmp_path: Path) -> None:
     (tmp_path / "good.json").write_text("{}")
     code, _, said = reproduce("good", "--out", str(tmp_path))
     assert code == 2
-    assert "must be an outcome of gradsieve reproduce" in said
+    assert "must be an outcome of python -m studies" in said
 
 
 def test_an_interrupted_run_is_made_anew_and_a_finished_one_is_not(tmp_path: Path) -> None:
@@ -167,6 +167,6 @@ def test_real_data_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_what_is_committed_claims_what_the_code_claims(name: str) -> None:
     kept = ROOT / "benchmarks" / "reproduction" / f"{name}.json"
     if not kept.exists():
-        pytest.skip(f"{name} was not run in full yet: gradsieve reproduce {name} --out benchmarks/reproduction")
+        pytest.skip(f"{name} was not run in full yet: python -m studies {name} --out benchmarks/reproduction")
     outcome = json.loads(kept.read_text())
     assert (outcome["claim"], outcome["source"]) == (EXPERIMENTS[name].claim, EXPERIMENTS[name].source)

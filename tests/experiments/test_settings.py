@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from gradsieve import SPARSIFIERS
-from gradsieve.experiments.feed import Feed
-from gradsieve.experiments.methods import parse_method, parse_methods
-from gradsieve.experiments.optimizers import learning_rate, make_optimizer
-from gradsieve.experiments.settings import Settings
-from gradsieve.tasks import make_task
-from gradsieve.tasks.shards import shards
+from gradsieve_lab.runs.feed import Feed
+from gradsieve_lab.runs.methods import parse_method, parse_methods
+from gradsieve_lab.runs.optimizers import learning_rate, make_optimizer
+from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.tasks import make_task
+from gradsieve_lab.tasks.shards import shards
 
 
 @pytest.mark.parametrize(

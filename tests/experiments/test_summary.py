@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from lines import HEADER, metric, step
 
-from gradsieve.experiments.records import Run
-from gradsieve.experiments.summary import summarise
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.summary import summarise
 
 
 def test_every_figure() -> None:

@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from studies.reproduce import _registry, table1
+from studies.reproduce._registry import every_method
+from studies.reproduce.shelf import Shelf
+from studies.reproduce.table1 import Row, judge
 
-from gradsieve.experiments.reproduce import _registry, table1
-from gradsieve.experiments.reproduce._registry import every_method
-from gradsieve.experiments.reproduce.shelf import Shelf
-from gradsieve.experiments.reproduce.table1 import Row, judge
-from gradsieve.experiments.running import Stop
+from gradsieve_lab.runs.running import Stop
 
 PLAIN = Row(
     method="exdyna",

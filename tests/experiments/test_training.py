@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gradsieve.experiments.methods import parse_method
-from gradsieve.experiments.records import NAME, Run
-from gradsieve.experiments.running import Stop, run
-from gradsieve.experiments.settings import Settings
-from gradsieve.experiments.summary import summarise
 from gradsieve.sparsifiers import _spending
+from gradsieve_lab.runs.methods import parse_method
+from gradsieve_lab.runs.records import NAME, Run
+from gradsieve_lab.runs.running import Stop, run
+from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.summary import summarise
 
 TINY = Settings("mlp", workers=3, virtual=True, steps=12, batch=8, width=0.1, eval_every=4, density=0.05)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradsieve.experiments.settings import Settings
+from gradsieve_lab.runs.settings import Settings
 from helpers import load
 
 METRIC = {0.1: 0.5, 0.05: 0.75, 0.025: 0.25}

@@ -3,7 +3,7 @@
 import pytest
 
 from gradsieve._check import BadInput
-from gradsieve.lab.network import check_possible
+from gradsieve_lab.netlab.network import check_possible
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

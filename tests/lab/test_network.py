@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradsieve import _owner
 from gradsieve._check import BadInput
-from gradsieve.lab.network import check_possible, network, remove_leftovers
-from gradsieve.lab.programs import run_everywhere
-from gradsieve.lab.rates import parse_links
-from gradsieve.launch import Post, WorkerFailed, run_workers
+from gradsieve_lab import _owner
+from gradsieve_lab.launch import Post, WorkerFailed, run_workers
+from gradsieve_lab.netlab.network import check_possible, network, remove_leftovers
+from gradsieve_lab.netlab.programs import run_everywhere
+from gradsieve_lab.netlab.rates import parse_links
 
 MEGABYTE = 10**6
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradsieve.lab.rates import Link, parse_links, parse_rate, show
+from gradsieve_lab.netlab.rates import Link, parse_links, parse_rate, show
 
 
 @given(rate=st.integers(10**5, 10**11))

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from gradsieve.experiments.records import Run
+from gradsieve_lab.runs.records import Run
 
 N = 167_178
 ACCURACY = {"name": "accuracy", "higher_is_better": True, "percent": True}

@@ -8,7 +8,7 @@ import pytest
 from chromium import Chromium, chromium
 from report_runs import four_runs, make_run
 
-from gradsieve.report import write_report
+from gradsieve_lab.report import write_report
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed"),

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 from chromium import chromium
-
-from gradsieve.experiments.reproduce.base import OURS, Check, Figure, Finding, Grid, Line
-from gradsieve.experiments.reproduce.outcomes import Outcome
-from gradsieve.report import write_findings
-from gradsieve.report.findings import render_findings
+from studies.page import render_findings, write_findings
+from studies.reproduce.base import OURS, Check, Figure, Finding, Grid, Line
+from studies.reproduce.outcomes import Outcome
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -22,7 +20,7 @@ def outcome(name: str, holds: bool, label: str = "topk") -> Outcome:
     ]
     grid = Grid("Every method", ["method", "cost"], [["topk", "3.1x"], ["exdyna", "1.0x"]])
     finding = Finding([Check(f"ratio of {name} >= 10", "12.5", holds)], figures, [grid], "On madelon, 20 workers.")
-    return Outcome(name, OURS, f"Claim {name}.", False, 1.5, "gradsieve reproduce x", {"date": "today"}, finding)
+    return Outcome(name, OURS, f"Claim {name}.", False, 1.5, "python -m studies x", {"date": "today"}, finding)
 
 
 def test_everything_is_on_the_page() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from report_runs import four_runs, make_run
 
-from gradsieve.report import page, render, write_csv, write_report
+from gradsieve_lab.report import page, render, write_csv, write_report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'too' \u2028 {{ 7 * 7 }}"
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from report_runs import four_runs, make_run
 
-from gradsieve.experiments.records import Run
-from gradsieve.report.curves import AT_MOST, number, points, smooth, thin
-from gradsieve.report.lines import Plot
-from gradsieve.report.plots import PHASES, draw_all
-from gradsieve.report.style import DASHES, NEUTRAL, PALETTE, Shown, labels, styles
+from gradsieve_lab.report.curves import AT_MOST, number, points, smooth, thin
+from gradsieve_lab.report.lines import Plot
+from gradsieve_lab.report.plots import PHASES, draw_all
+from gradsieve_lab.report.style import DASHES, NEUTRAL, PALETTE, Shown, labels, styles
+from gradsieve_lab.runs.records import Run
 
 
 def show(runs: list[Run]) -> list[Shown]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from report_runs import four_runs, make_run
 
-from gradsieve.experiments.records import Run
-from gradsieve.experiments.summary import Summary, summarise, summarise_all
-from gradsieve.report.style import NEUTRAL, Shown
-from gradsieve.report.table import Table, make_table, size, times
-from gradsieve.report.words import sentence
-from gradsieve.tasks.base import Metric
+from gradsieve_lab.report.style import NEUTRAL, Shown
+from gradsieve_lab.report.table import Table, make_table, size, times
+from gradsieve_lab.report.words import sentence
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.summary import Summary, summarise, summarise_all
+from gradsieve_lab.tasks.base import Metric
 
 ACCURACY = Metric("accuracy", True, percent=True)
 PERPLEXITY = Metric("perplexity", False)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradsieve.tasks import DataError
-from gradsieve.tasks._files import find, read, read_cifar, read_idx, read_mnist, read_text
-from gradsieve.tasks._tables import read_arrays, read_ratings, read_sentences, read_svmlight, read_words
+from gradsieve_lab.tasks import DataError
+from gradsieve_lab.tasks._files import find, read, read_cifar, read_idx, read_mnist, read_text
+from gradsieve_lab.tasks._tables import read_arrays, read_ratings, read_sentences, read_svmlight, read_words
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 

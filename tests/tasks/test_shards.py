@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradsieve.tasks import shards
+from gradsieve_lab.tasks import shards
 
 LABELS = st.lists(st.integers(-3, 9), min_size=1, max_size=200).map(torch.tensor)
 SKEWS = st.floats(0, 1)

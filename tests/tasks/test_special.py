@@ -13,9 +13,9 @@ import torch
 from tiny import evaluate
 from torch import nn
 
-from gradsieve.tasks import TASKS, DataError, bert, gpt, make_task
-from gradsieve.tasks._images import jitter
-from gradsieve.tasks._optimum import minimise
+from gradsieve_lab.tasks import TASKS, DataError, bert, gpt, make_task
+from gradsieve_lab.tasks._images import jitter
+from gradsieve_lab.tasks._optimum import minimise
 
 REAL = [(name, dataset) for name, task in TASKS.items() for dataset in task.DATASETS[1:]]
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "sst2": 60_614, "ml-100k": 99_057, "a9a": 32_561, "w8a": 49_749}

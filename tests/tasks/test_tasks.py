@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import STEPS, TINY, digest, digests, evaluate, train
 
-from gradsieve.tasks import TASKS, DataError, make_task
+from gradsieve_lab.tasks import TASKS, DataError, make_task
 
 every_task = pytest.mark.parametrize("name", list(TASKS))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradsieve.tasks import TASKS, Data, Task, make_task
+from gradsieve_lab.tasks import TASKS, Data, Task, make_task
 
 TINY: dict[str, dict[str, Any]] = {
     "logreg": {"width": 0.01, "limit": 200},

@@ -6,8 +6,8 @@ Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
-import scipy.special
 import torch
 from torch import Tensor
 
@@ -52,7 +52,7 @@ class GaussianK(Sparsifier):
 
 def normal_threshold(mean: float, std: float, density: float) -> float:
     """The magnitude that `density` of a normal distribution with mean zero exceed, moved by the mean."""
-    return abs(mean) - float(scipy.special.ndtri(density / 2)) * std
+    return abs(mean) - NormalDist().inv_cdf(density / 2) * std
 
 
 def moments(x: Tensor) -> tuple[float, float]:

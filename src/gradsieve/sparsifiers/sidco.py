@@ -7,15 +7,14 @@ Systems", MLSys 2021.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-import scipy.special
 import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import at_least, one_of
+from gradsieve._check import BadInput, at_least, one_of
 from gradsieve.exchange import Exchanged, Step
 from gradsieve.sparsifiers.base import Sparsifier
 
@@ -39,6 +38,8 @@ class SIDCo(Sparsifier):
 
     def __post_init__(self) -> None:
         one_of("distribution", self.distribution, FIRST)
+        if self.distribution == "gamma":
+            _special()
         at_least("stages", self.stages, 1)
 
     def setup(self, step: Step, sizes: Sequence[int]) -> None:
@@ -107,7 +108,16 @@ def _gamma(x: Tensor, q: float) -> float:
     if s <= 0:  # all equal: the fit degenerates to a point
         return mean
     a = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
-    return mean / a * float(scipy.special.gammaincinv(a, 1 - q))
+    return mean / a * float(_special().gammaincinv(a, 1 - q))
+
+
+def _special() -> Any:
+    """SciPy's special functions: nothing else here needs SciPy."""
+    try:
+        import scipy.special
+    except ImportError as problem:
+        raise BadInput('distribution "gamma" of sidco needs SciPy: pip install scipy') from problem
+    return scipy.special
 
 
 def _mean(x: Tensor) -> float:

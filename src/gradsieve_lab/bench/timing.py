@@ -1,0 +1,93 @@
+"""Timing side by side: on a shared machine only ratios within one run mean anything."""
+
+import csv
+import io
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gradsieve_lab._files import write_whole
+from gradsieve_lab.conditions import conditions
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured case, and its ratio to the case it is compared with in the same run."""
+
+    benchmark: str
+    case: str
+    n: int
+    density: float
+    workers: int
+    median: float
+    low: float  # a fifth of the repetitions were below
+    high: float  # a fifth were above
+    unit: str
+    against: str = ""
+    ratio: float = 1.0
+    goal: str = ""
+    met: str = ""  # yes, no, or empty where there is no goal
+    links: str = ""  # the rate of a lab's links; empty on loopback
+
+    def with_ratio(self, base: "Row", at_most: float | None = None, at_least: float | None = None) -> "Row":
+        """This row compared with another; `at_least` asks how many times faster this one is."""
+        ratio = self.median / base.median if at_least is None else base.median / self.median
+        goal = met = ""
+        if at_most is not None:
+            goal, met = f"<= {at_most:g}x", _yes(ratio <= at_most)
+        if at_least is not None:
+            goal, met = f">= {at_least:g}x less", _yes(ratio >= at_least)
+        return Row(**{**asdict(self), "against": base.case, "ratio": ratio, "goal": goal, "met": met})
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+def side_by_side(
+    cases: Mapping[str, Callable[[], object]],
+    repeats: int,
+    *,
+    prepare: Callable[[], object] | None = None,
+) -> dict[str, list[float]]:
+    """Milliseconds of each case, one after the other in every round; `prepare` runs before each, untimed.
+
+    The first round is not counted: it compiles, and touches memory for the first time.
+    """
+    times: dict[str, list[float]] = {case: [] for case in cases}
+    for round_ in range(repeats + 1):
+        for case, run in cases.items():
+            if prepare is not None:
+                prepare()
+            started = time.perf_counter()
+            run()
+            elapsed = (time.perf_counter() - started) * 1e3
+            if round_:
+                times[case].append(elapsed)
+    return times
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """Median, 20 % and 80 %."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    fifths = statistics.quantiles(values, n=5, method="inclusive")
+    return statistics.median(values), fifths[0], fifths[3]
+
+
+def write_csv(rows: list[Row], path: Path) -> None:
+    """All rows with the conditions they were measured under; the file appears whole or not at all."""
+    under = conditions()
+    write_rows([{**asdict(row), **under} for row in rows], path)
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Rows that all have the same columns; the file appears whole or not at all."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+    write_whole(path, text.getvalue())

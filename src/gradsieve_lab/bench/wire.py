@@ -1,0 +1,74 @@
+"""Bytes for each element sent: by our own meter, and by the counters of the hosts' interfaces."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from gradsieve_lab.bench.cases import BF16, FP8, OURS, N, make_case
+from gradsieve_lab.bench.timing import Row
+from gradsieve_lab.launch import Post, run_workers
+from gradsieve_lab.netlab.network import network
+from gradsieve_lab.netlab.rates import DEFAULT_RATE, parse_links
+
+CASES = ("topk", "cltk", "micro", OURS, BF16, FP8)
+GOALS = {OURS: 8.0, BF16: 5.0}  # bytes for each selected element
+HEADERS = 66  # bytes of Ethernet, IP and TCP in a packet, with the time stamps that Linux sends
+_DRAIN_S = 0.2  # after which nothing is left in a link's queue
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one worker sent over some steps."""
+
+    selected: int
+    metered: float
+    counted: int
+    packets: int
+
+
+def bench_wire(hosts: int, density: float, steps: int, cases: Sequence[str] = CASES) -> list[Row]:
+    """For each case the meter's bytes for each element, then what the interfaces counted, without their headers."""
+    with network(parse_links(DEFAULT_RATE, hosts)) as made:
+        found = run_workers(_send, hosts, density, steps, tuple(cases), places=made.places(hosts))
+    rows = []
+    for case in cases:
+        parts: list[Sent] = [worker[case] for worker in found]
+        selected = parts[0].selected
+        metered = sum(part.metered for part in parts) / hosts / selected
+        payload = sum(part.counted - HEADERS * part.packets for part in parts) / hosts / selected
+        whole = sum(part.counted for part in parts) / hosts / selected
+        meter, count, all_ = (
+            Row("wire", f"{case}: {what}", N, density, hosts, value, value, value, "bytes", links=DEFAULT_RATE)
+            for what, value in (("metered", metered), ("counted", payload), ("with headers", whole))
+        )
+        unit = Row("wire", "a selected element", N, density, hosts, 1.0, 1.0, 1.0, "bytes")
+        rows += [meter.with_ratio(unit, at_most=GOALS.get(case)), count.with_ratio(meter, at_most=1.1)]
+        rows.append(all_.with_ratio(meter))
+    return rows
+
+
+def _send(post: Post, density: float, steps: int, names: tuple[str, ...]) -> dict[str, Sent]:
+    found = {}
+    for name in names:
+        case = make_case(name, post.rank, density)
+        assert case.sieve is not None
+        case.step()  # compares settings
+        _settle()
+        bytes_, packets = post.place.sent()
+        selected, metered = 0, 0.0
+        for _ in range(steps):
+            case.step()
+            assert case.sieve.report is not None
+            selected += case.sieve.report.selected
+            metered += case.sieve.report.ring_bytes
+        _settle()
+        counted = tuple(now - before for now, before in zip(post.place.sent(), (bytes_, packets), strict=True))
+        found[name] = Sent(selected, metered, *counted)
+    return found
+
+
+def _settle() -> None:
+    dist.barrier()
+    time.sleep(_DRAIN_S)

@@ -1,0 +1,68 @@
+"""What all commands share: errors in one sentence, tables for 80 columns, JSON."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from gradsieve._check import BadInput
+from gradsieve_lab.conditions import conditions, in_words
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else.")]
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """A mistake of the user ends in one sentence and exit code 2; a traceback is for our own mistakes."""
+    try:
+        yield
+    except BadInput as error:
+        refuse(str(error))
+
+
+def refuse(sentence: str) -> NoReturn:
+    typer.echo(f"gradsieve: {sentence}", err=True)
+    raise typer.Exit(2)
+
+
+def check_out(out: Path | None) -> None:
+    """A file can be written there, as far as one can tell before."""
+    if out is not None and out.is_dir():
+        raise BadInput(f"out must be a file, got the folder {out}")
+
+
+def console() -> Console:
+    return Console(width=80, highlight=False)
+
+
+def table(title: str, words: list[str], figures: list[str]) -> Table:
+    """A table for 80 columns: words to the left, figures to the right."""
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading in words:
+        made.add_column(heading, overflow="fold")
+    for heading in figures:
+        made.add_column(heading, justify="right", no_wrap=True)
+    return made
+
+
+def foot() -> str:
+    return in_words(conditions())
+
+
+def print_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")

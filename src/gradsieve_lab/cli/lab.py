@@ -1,0 +1,66 @@
+"""`gradsieve lab`: several hosts on this machine, with links as slow as one likes."""
+
+import shutil
+from typing import Annotated, Any
+
+import typer
+
+from gradsieve._check import BadInput
+from gradsieve_lab.cli.common import clear_errors, refuse
+from gradsieve_lab.netlab.network import check_possible, network, remove_leftovers
+from gradsieve_lab.netlab.programs import run_everywhere
+from gradsieve_lab.netlab.rates import DEFAULT_RATE, parse_links
+from gradsieve_lab.runs.running import Stop
+
+OWN = ("train", "compare")  # commands that know of labs themselves
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Hosts in network namespaces, joined by slow links (Linux, root).
+
+    Example: gradsieve lab run --hosts 4 --rate 100mbit -- train mlp""",
+)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    hosts: Annotated[int, typer.Option(help="How many.")] = 4,
+    rate: Annotated[
+        str, typer.Option(help="Of all links: 100mbit, or up/down, or one for each host, with commas.")
+    ] = DEFAULT_RATE,
+) -> None:
+    """Run train, compare or any program on hosts.
+
+    A program is started once a host, with the environment of torchrun.
+
+    Example: gradsieve lab run --hosts 2 --rate 20mbit -- python my_ddp.py
+    """
+    command = context.args
+    with clear_errors():
+        links = parse_links(rate, hosts)
+        if not command:
+            raise BadInput(f"lab run must be told what to run: -- {' ..., -- '.join(OWN)} ..., or a program")
+        check_possible()
+    if command[0] in OWN:
+        whole: Any = context.find_root().command
+        whole.main([*command, "--lab-hosts", str(hosts), "--lab-rate", rate], prog_name="gradsieve")
+    if shutil.which(command[0]) is None:
+        refuse(f"lab run must be told {', '.join(OWN)} or a program, got {command[0]}, which is neither")
+    stop = Stop()
+    with clear_errors(), stop.watching(), network(links) as made:
+        code = run_everywhere(made, command, stop.requested)
+    raise typer.Exit(128 + stop.signal if stop.signal else code if code >= 0 else 128 - code)
+
+
+@app.command()
+def clean() -> None:
+    """Remove what killed labs left behind.
+
+    Every lab does so when it starts.
+
+    Example: gradsieve lab clean
+    """
+    with clear_errors():
+        check_possible()
+    left = remove_leftovers()
+    typer.echo(f"removed {len(left)} namespaces" if left else "nothing was left behind")

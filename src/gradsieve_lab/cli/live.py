@@ -1,0 +1,78 @@
+"""The live line of a run: step, loss, metric, density, bytes, time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from gradsieve._check import BadInput
+from gradsieve_lab.cli.common import refuse
+from gradsieve_lab.launch import WorkerFailed
+from gradsieve_lab.report.table import size
+from gradsieve_lab.runs.running import Listen, Stop
+from gradsieve_lab.runs.training import Progress
+from gradsieve_lab.tasks.base import Metric
+
+COLUMNS = 80
+_SHORTEST_LABEL = 8
+
+
+def show(progress: Progress, metric: Metric) -> str:
+    """One line of at most 80 columns: a long label is cut, and where that is not enough, words are."""
+    value = "" if progress.metric is None else f"  {metric.name} {metric.show(progress.metric)}"
+    steps, loss = f"{progress.step}/{progress.steps}", f"{progress.loss:.3g}"
+    rest = f"{progress.density:.2g}  {size(progress.bytes)}  {clock(progress.seconds)}"
+    line = f"{steps}  loss {loss}{value}  density {rest}"
+    room = COLUMNS - len(line) - 2
+    if room < _SHORTEST_LABEL:
+        line = f"{steps}  {loss}{value}  {rest}"
+        room = COLUMNS - len(line) - 2
+    return f"{progress.label[: max(room, 0)]}  {line}"[:COLUMNS]
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(75.2)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+@contextmanager
+def watched(metric: Metric, stop: Stop, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
+    """A live line while inside; bad input ends in one sentence, a worker's failure in its traceback."""
+    with live(metric, hidden=hidden, brief=brief) as listen, stop.watching():
+        try:
+            yield listen
+        except BadInput as error:
+            refuse(str(error))
+        except WorkerFailed as error:
+            typer.echo(f"gradsieve: {error}", err=True)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            typer.echo("gradsieve: interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
+@contextmanager
+def live(metric: Metric, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
+    """What listens to a run and shows it: one line that changes on a terminal; in a log a new one an evaluation, or
+    only the last one of a run if it should be `brief`."""
+    screen = Console(stderr=True)
+    if hidden:
+        yield lambda progress: None
+    elif screen.is_terminal:
+        with Live(console=screen, transient=True, auto_refresh=False) as display:
+            yield lambda progress: display.update(Text(show(progress, metric)), refresh=True)
+    else:
+        last: list[float | None] = [None]
+
+        def log(progress: Progress) -> None:
+            if progress.step == progress.steps or (progress.metric != last[0] and not brief):
+                last[0] = progress.metric
+                screen.print(show(progress, metric), highlight=False, soft_wrap=True)
+
+        yield log

@@ -1,0 +1,232 @@
+"""Workers on this machine: gloo processes, on loopback or in network namespaces, watched by who started them.
+
+Whatever ends a worker ends all of them, with the traceback of the one that failed first; none outlives its starter.
+"""
+
+import ctypes
+import functools
+import gc
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import util
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradsieve._check import BadInput
+from gradsieve_lab import _owner
+
+TIMEOUT = timedelta(minutes=10)  # of a collective; a dead worker is noticed at once, this is for hung ones
+_GRACE = 1.0  # seconds in which the failures of one moment are collected
+_PRELOAD = ["gradsieve_lab.runs.running", "torch.distributed", "torch.nn.parallel"]  # imported once for all
+
+
+_SCRATCH = re.compile(r"gradsieve-(\d+-\d+)")
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET of Linux
+_MALLOC = {-1: 1 << 30, -3: 1 << 25}  # glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD as high as glibc itself goes
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised an error or was killed; the message holds its traceback."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker's sockets are: in a network namespace (by default where it was started), on an interface."""
+
+    namespace: str = ""
+    interface: str = "lo"
+
+    def enter(self) -> None:
+        """Go there, before there are threads: a thread takes the namespace of the one that starts it."""
+        if self.namespace:
+            with open(f"/run/netns/{self.namespace}") as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
+                    raise OSError(ctypes.get_errno(), f"could not enter the network namespace {self.namespace}")
+        os.environ["GLOO_SOCKET_IFNAME"] = self.interface
+
+    def sent(self) -> tuple[int, int]:
+        """Bytes, headers included, and packets that the interface has sent so far, by the kernel's count."""
+        for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+            name, _, counters = line.partition(":")
+            if name.strip() == self.interface:
+                bytes_, packets = counters.split()[8:10]
+                return int(bytes_), int(packets)
+        raise OSError(f"no interface {self.interface} here")
+
+
+@dataclass(frozen=True)
+class Post:
+    """What a worker knows of itself, and its line to the process that started it."""
+
+    rank: int
+    workers: int
+    tell: Callable[[Any], None]
+    stop_requested: Callable[[], bool]
+    place: Place = Place()
+
+
+def run_workers(
+    work: Callable[..., Any],
+    workers: int,
+    *arguments: Any,
+    places: Sequence[Place] | None = None,
+    listen: Callable[[Any], None] | None = None,
+    stop_requested: Callable[[], bool] | None = None,
+) -> list[Any]:
+    """`work(post, *arguments)` in each of `workers` processes; returns their results in rank order.
+
+    They talk over loopback, or from the places given. `listen` receives what workers `tell`; `stop_requested` is
+    asked here and answered there.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    with tempfile.TemporaryDirectory(dir=_scratch()) as folder:
+        lines, processes = [], []
+        try:
+            for rank in range(workers):
+                here, there = context.Pipe()
+                place = Place() if places is None else places[rank]
+                setting = (rank, workers, place, str(Path(folder) / "store"), there)
+                process = context.Process(target=_enter, args=(setting, work, arguments), daemon=True)
+                process.start()
+                there.close()
+                lines.append(here)
+                processes.append(process)
+            return _watch(lines, processes, listen, stop_requested)
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+
+
+@functools.cache
+def _scratch() -> Path:
+    """This process's folder for what running workers need, gone when it ends; here killed ones' are removed."""
+    above = Path(tempfile.gettempdir())
+    for old in above.glob("gradsieve-*"):
+        found = _SCRATCH.fullmatch(old.name)
+        if found is not None and not _owner.lives(found[1]):
+            shutil.rmtree(old, ignore_errors=True)
+    mine = above / f"gradsieve-{_owner.tag()}"
+    mine.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(mine)
+    try:
+        util.get_temp_dir()  # the fork server's socket lies there, too
+    finally:
+        tempfile.tempdir = before
+    util.Finalize(None, shutil.rmtree, args=(mine, True), exitpriority=-1000)  # after multiprocessing's own
+    return mine
+
+
+def _watch(
+    lines: list[Connection],
+    processes: list[Any],
+    listen: Callable[[Any], None] | None,
+    stop_requested: Callable[[], bool] | None,
+) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: list[tuple[float, int, str, bool]] = []
+    ranks: dict[Any, int] = {line: rank for rank, line in enumerate(lines)}
+    deadline, stopping = float("inf"), False
+    while len(results) < len(processes) and time.monotonic() < deadline:
+        if not stopping and stop_requested is not None and stop_requested():
+            stopping = True
+            for worker in lines:
+                with suppress(OSError):  # a worker that is done
+                    worker.send("stop")
+        for line in wait(list(ranks), timeout=0.1):
+            assert isinstance(line, Connection)
+            rank = ranks[line]
+            try:
+                kind, *what = line.recv()
+            except EOFError:
+                del ranks[line]
+                if rank not in results and rank not in {failure[1] for failure in failures}:
+                    processes[rank].join()
+                    failures.append((0.0, rank, _cause(processes[rank].exitcode), False))
+                continue
+            if kind == "told" and listen is not None:
+                listen(what[0])
+            elif kind == "done":
+                results[rank] = what[0]
+            elif kind == "failed":
+                failures.append((what[0], rank, what[1], what[2]))
+        if failures and deadline == float("inf"):
+            deadline = time.monotonic() + _GRACE
+    if failures:
+        # A worker that was killed left no time of failure and comes first: the others only lost their peer.
+        _, rank, text, refused = min(failures)
+        if refused:
+            raise BadInput(text)
+        raise WorkerFailed(f"worker {rank} of {len(processes)} failed and ended the run:\n{text}")
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _cause(code: int) -> str:
+    if code < 0:
+        return f"it was killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"it ended with exit code {code} and without a word"
+
+
+def _enter(
+    setting: tuple[int, int, Place, str, Connection], work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    rank, workers, place, store, line = setting
+    # Ctrl-C reaches the whole terminal: only the starter decides, and tells the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        place.enter()
+        _die_with_the_starter()
+        _keep_freed_memory()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=TIMEOUT
+        )
+        post = Post(rank, workers, lambda what: line.send(("told", what)), line.poll, place)
+        result = work(post, *arguments)
+        gc.collect()  # models that outlive their process group can crash gloo at exit
+        dist.barrier()
+        line.send(("done", result))
+        dist.destroy_process_group()
+    except BadInput as error:
+        line.send(("failed", time.monotonic(), str(error), True))
+        os._exit(1)
+    except BaseException:
+        line.send(("failed", time.monotonic(), traceback.format_exc(), False))
+        os._exit(1)
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc not to give freed gradients back to the system: each step would take them again, page by page."""
+    with suppress(AttributeError):  # another C library
+        for setting, size in _MALLOC.items():
+            ctypes.CDLL(None).mallopt(setting, size)
+
+
+def _die_with_the_starter() -> None:
+    """If the process that started this one is gone, however it went, end at once."""
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+
+    def watch() -> None:
+        wait([starter.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

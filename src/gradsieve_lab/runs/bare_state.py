@@ -1,0 +1,20 @@
+"""A worker's part of a checkpoint, for methods without a residual."""
+
+from typing import Any
+
+import torch
+
+from gradsieve_lab.runs.settings import Settings
+
+
+def bare_state(settings: Settings, rank: int, world_size: int, step: int) -> dict[str, Any]:
+    """What `gradsieve.checkpoint` asks for, and nothing else."""
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "step": step,
+        "sparsifier": settings.sparsifier,
+        "options": settings.options,
+        "n": 0,
+        "residual": torch.empty(0),
+    }

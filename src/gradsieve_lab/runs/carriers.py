@@ -1,0 +1,149 @@
+"""What carries gradients between real processes: our sieve, or one of torch's own hooks, with its bytes counted."""
+
+import inspect
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gradsieve import checkpoint
+from gradsieve.collectives import ring_all_reduce_bytes
+from gradsieve.ddp import sparsify
+from gradsieve_lab.runs.bare_state import bare_state
+from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
+from gradsieve_lab.runs.methods import DENSE, is_hook
+from gradsieve_lab.runs.settings import Settings
+from gradsieve.worlds import ProcessGroupWorld
+
+# torch 2.13 gave this option a new name and warns at the old one.
+_KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
+
+
+class Carrier(Protocol):
+    """Something attached to a DDP model that brings the workers' gradients together in its backward pass."""
+
+    def begin(self) -> None:
+        """A backward pass is about to start."""
+
+    def end(self) -> Facts:
+        """It has just ended: what was done in it, by phase."""
+
+    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+        """Keep this carrier's state and rank 0's `extra`; every rank calls it."""
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Read it back; returns `extra`."""
+
+
+def attach(model: torch.nn.Module, settings: Settings) -> tuple[DistributedDataParallel, Carrier]:
+    """The model, made data-parallel with the method that the settings name."""
+    # Buffers are averaged before they are used: see ProcessEngine.
+    ways: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
+    if settings.sparsifier not in (DENSE, "fp16"):
+        # torch's PowerSGD hangs on gloo with several buckets, and ours sends nothing before the last one.
+        ways["bucket_cap_mb"] = 100_000
+    ddp = DistributedDataParallel(model, **ways)
+    if is_hook(settings.sparsifier):
+        return ddp, HookCarrier(ddp, settings)
+    return ddp, SieveCarrier(ddp, settings)
+
+
+class SieveCarrier:
+    """Ours."""
+
+    def __init__(self, ddp: DistributedDataParallel, settings: Settings) -> None:
+        self.options = settings.all_options()
+        self.sieve = sparsify(
+            ddp,
+            settings.sparsifier,
+            settings.density,
+            dense_steps=settings.dense_steps,
+            measure=True,
+            values=settings.values,
+            **self.options,
+        )
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> Facts:
+        assert self.sieve.report is not None
+        return facts_of(self.sieve.report)
+
+    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+        self.sieve.save(folder, extra)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        extra = self.sieve.load(folder)
+        if "total_steps" in self.options:  # the run may have become longer or shorter since
+            self.sieve.set_total_steps(self.options["total_steps"])
+        return extra
+
+
+class HookCarrier:
+    """Plain data-parallel training, or torch's fp16 or PowerSGD hook. They hide communication behind the backward
+    pass: what counts as communication is what is left of it after the last gradient was ready."""
+
+    def __init__(self, ddp: DistributedDataParallel, settings: Settings) -> None:
+        self.settings, self.world = settings, ProcessGroupWorld()
+        self.n = sum(parameter.numel() for parameter in ddp.parameters())
+        self.state: Any = None
+        self._compressed = 0  # elements that PowerSGD has sent so far, by its own count
+        self.begin()
+        hook: Any = {DENSE: default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook}.get(
+            settings.sparsifier
+        )
+        if hook is None:
+            hook = powerSGD_hook.powerSGD_hook
+            options = settings.options
+            self.state = powerSGD_hook.PowerSGDState(
+                None, options["rank"], start_powerSGD_iter=options["start"], random_seed=settings.seed
+            )
+
+        def counted(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+            started = time.perf_counter()
+            handed, calls = bucket.buffer().nbytes, 1
+            future: torch.futures.Future[torch.Tensor] = hook(self.state, bucket)
+            if settings.sparsifier == "fp16":
+                handed //= 2
+            elif self.state is not None and self.state.iter >= settings.options["start"]:
+                sent = self.state.total_numel_after_compression
+                handed, calls, self._compressed = 4 * (sent - self._compressed), 3, sent
+            self._handed += handed
+            self._calls += calls
+            self._last = time.perf_counter()
+            self._inside += self._last - started
+            return future
+
+        ddp.register_comm_hook(None, counted)
+
+    def begin(self) -> None:
+        self._handed = self._calls = 0
+        self._inside, self._last = 0.0, time.perf_counter()
+
+    def end(self) -> Facts:
+        return full_facts(
+            self.n,
+            collectives=self._calls,
+            ring_bytes=ring_all_reduce_bytes(self._handed, self.world.size),
+            select=self._inside,
+            communicate=time.perf_counter() - self._last,
+            exact=self.settings.sparsifier == DENSE,
+        )
+
+    def save(self, folder: Path, extra: dict[str, Any]) -> None:
+        self.world.run([checkpoint.save(folder, self._state(extra["step"]), {}, extra)])
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        state = self.world.run([checkpoint.load(folder, self._state(0), {})])[0]
+        extra: dict[str, Any] = state["extra"]
+        return extra
+
+    def _state(self, step: int) -> dict[str, Any]:
+        """Nothing but the step: PowerSGD's memory is torch's own and begins anew."""
+        return bare_state(self.settings, self.world.rank, self.world.size, step)

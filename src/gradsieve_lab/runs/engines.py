@@ -1,0 +1,220 @@
+"""Two engines that drive a step: one worker of a process group, or all workers in this process."""
+
+import time
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from gradsieve import checkpoint
+from gradsieve_lab.runs.carriers import attach
+from gradsieve_lab.runs.facts import Facts, facts_of
+from gradsieve_lab.runs.feed import Feed
+from gradsieve_lab.runs.learner import Learner
+from gradsieve_lab.runs.settings import Settings
+from gradsieve.reducer import SparseReducer
+from gradsieve.sparsifiers import make_sparsifier
+from gradsieve.sparsifiers._exclusive import Exclusive
+from gradsieve_lab.tasks import Data, Task
+from gradsieve_lab.tasks.shards import shards
+from gradsieve.worlds import VirtualWorld
+
+_TEST_BATCH = 256
+
+
+class Engine(Protocol):
+    """Takes training steps with all workers of this process."""
+
+    leads: bool  # whether this process writes records
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is evaluated."""
+
+    def step(self, step: int, lr: float) -> Facts:
+        """One whole step of every worker: forward, backward, communication, optimizer."""
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        """The mean over the processes, on each of them."""
+
+    def evaluate(self) -> float | None:
+        """The task's metric; None in processes that do not lead."""
+
+    def save(self, folder: Path, done: int) -> None:
+        """Write a checkpoint of all workers after `done` steps."""
+
+    def load(self, folder: Path) -> int:
+        """Continue from it; returns how many steps were done."""
+
+
+class ProcessEngine:
+    """One worker, in a process group that exists."""
+
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+        self.task, self.data = task, data
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.leads = self.rank == 0
+        self.feed = feeds[self.rank]
+        self.model = task.make_model()
+        if self.leads:
+            task.start(self.model)
+        self.ddp, self.carrier = attach(self.model, settings)
+        self.replica = Learner(self.model, settings)
+
+    def step(self, step: int, lr: float) -> Facts:
+        self.replica.optimizer.zero_grad()
+        return updated(self.replica, lr, self._gradients(step))
+
+    def _gradients(self, step: int) -> Facts:
+        begun = time.perf_counter()
+        batch = self.feed.batch(step)
+        started = time.perf_counter()
+        loss = self.task.loss(self.ddp, batch)
+        middle = time.perf_counter()
+        self.carrier.begin()
+        loss.backward()
+        facts = self.carrier.end()
+        ended, own = time.perf_counter(), facts.own
+        inside = own["select"] + own["communicate"] + own["measure"]
+        own |= {"loss": loss.item(), "forward": middle - started, "backward": max(0.0, ended - middle - inside)}
+        own["step"] = ended - begun - own["measure"]
+        return facts
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        dist.all_reduce(numbers)
+        return numbers / self.size
+
+    def evaluate(self) -> float | None:
+        self._average_buffers()
+        total, count = score(self.task, self.data, self.model, self.rank, self.size)
+        sums = self.mean(torch.tensor([total, count], dtype=torch.float64))
+        return self.task.value(float(sums[0] / sums[1]), self.model) if self.leads else None
+
+    def _average_buffers(self) -> None:
+        """Running statistics of batch normalisation: each worker has seen its own batches."""
+        buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        if buffers:
+            vector_to_parameters(self.mean(parameters_to_vector(buffers)), buffers)
+
+    def save(self, folder: Path, done: int) -> None:
+        self._average_buffers()
+        self.carrier.save(folder, {"step": done, **self.replica.state_dict()})
+
+    def load(self, folder: Path) -> int:
+        return continued(self.replica, self.carrier.load(folder))
+
+
+class VirtualEngine:
+    """All workers, one after the other, with one model: as exact as processes, and as many as one likes."""
+
+    leads = True
+
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+        self.task, self.data, self.feeds = task, data, feeds
+        self.model = task.make_model()
+        task.start(self.model)
+        self.parameters = list(self.model.parameters())
+        self.world = VirtualWorld(settings.workers)
+        self.reducers = [
+            SparseReducer(
+                make_sparsifier(settings.sparsifier, **settings.all_options()),
+                settings.density,
+                rank=rank,
+                world_size=settings.workers,
+                dense_steps=settings.dense_steps,
+                sizes=[parameter.numel() for parameter in self.parameters],
+                values=settings.values,
+            )
+            for rank in range(settings.workers)
+        ]
+        for reducer in self.reducers:
+            reducer.open(sum(parameter.numel() for parameter in self.parameters), torch.device("cpu"))
+        self.replica = Learner(self.model, settings)
+
+    def step(self, step: int, lr: float) -> Facts:
+        return updated(self.replica, lr, self._gradients(step))
+
+    def _gradients(self, step: int) -> Facts:
+        grads, losses, forward, backward = [], [], 0.0, 0.0
+        for feed in self.feeds:
+            batch = feed.batch(step)
+            started = time.perf_counter()
+            loss = self.task.loss(self.model, batch)
+            middle = time.perf_counter()
+            found = torch.autograd.grad(loss, self.parameters)
+            grads.append(parameters_to_vector(found))
+            forward, backward = forward + middle - started, backward + time.perf_counter() - middle
+            losses.append(loss.item())
+        pairs = zip(self.reducers, grads, strict=True)
+        update = self.world.run([reducer.reduce(grad, out=grad) for reducer, grad in pairs])[0]
+        offset = 0
+        for parameter in self.parameters:
+            parameter.grad = update[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+        workers = len(self.feeds)
+        each = [facts_of(reducer.end_step()) for reducer in self.reducers]
+        own = {name: sum(facts.own[name] for facts in each) / workers for name in each[0].own}
+        # Nothing was sent anywhere: what the world took to answer is not the time of a network.
+        own |= {"forward": forward / workers, "backward": backward / workers, "communicate": 0.0}
+        own["step"] = own["forward"] + own["backward"] + own["select"]
+        return Facts(each[0].shared, {**own, "loss": sum(losses) / workers})
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def evaluate(self) -> float:
+        total, count = score(self.task, self.data, self.model, 0, 1)
+        return self.task.value(total / count, self.model)
+
+    def save(self, folder: Path, done: int) -> None:
+        extra = {"step": done, **self.replica.state_dict()}
+        states = [reducer.state_dict() for reducer in self.reducers]
+        self.world.run([checkpoint.save(folder, state, {}, extra) for state in states])
+
+    def load(self, folder: Path) -> int:
+        states = self.world.run([checkpoint.load(folder, r.state_dict(), {}) for r in self.reducers])
+        extra: dict[str, Any] = {}
+        for reducer, state in zip(self.reducers, states, strict=True):
+            extra = state.pop("extra")
+            if state.pop("resized"):
+                state["state"] = reducer.sparsifier.fitting(state["state"])
+            planned = reducer.sparsifier.options().get("total_steps")
+            reducer.load_state_dict(state)
+            if planned:  # the run may have become longer or shorter since
+                cast(Exclusive, reducer.sparsifier).set_total_steps(planned)
+        return continued(self.replica, extra)
+
+
+def updated(replica: Learner, lr: float, facts: Facts) -> Facts:
+    """A step with its optimizer step, which a skipped one does not have, on any worker."""
+    if facts.shared["finite"]:
+        facts.own["step"] += replica.update(lr)
+    return facts
+
+
+def continued(replica: Learner, extra: dict[str, Any]) -> int:
+    """Load what a checkpoint keeps for all workers; returns how many steps were done."""
+    replica.load_state_dict(extra)
+    return int(extra["step"])
+
+
+def make_feeds(task: Task, data: Data, settings: Settings) -> list[Feed]:
+    """One feed a worker, from shards that are the same in every process."""
+    pieces = shards(data.labels, settings.workers, settings.skew, settings.seed)
+    return [Feed(task, data, piece, settings.batch, settings.seed, rank) for rank, piece in enumerate(pieces)]
+
+
+def score(task: Task, data: Data, model: nn.Module, rank: int, size: int) -> tuple[float, int]:
+    """This process's share of the test examples: sum and count."""
+    mine = torch.arange(rank, len(data.test[0]), size)
+    total, count = 0.0, 0
+    model.eval()
+    with torch.no_grad():
+        for indices in mine.split(_TEST_BATCH):
+            part, number = task.score(model, tuple(part[indices] for part in data.test))
+            total, count = total + part, count + number
+    model.train()
+    return total, count

@@ -1,0 +1,148 @@
+"""The record of a run: `records.jsonl` in its folder, one JSON object a line.
+
+    {"kind": "run", ...}        first: settings, model size, metric, command, conditions
+    {"kind": "step", ...}       one a training step
+    {"kind": "metric", ...}     one an evaluation; its "step" is how many steps were done by then
+    {"kind": "end", ...}        last: why it ended; missing if the run was killed
+
+Lines are only ever added whole, so that a record is valid at any time.
+"""
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradsieve._check import BadInput
+from gradsieve_lab._files import write_whole
+from gradsieve_lab.tasks.base import Metric
+
+VERSION = 1
+NAME = "records.jsonl"
+Line = dict[str, Any]
+
+
+class RecordError(BadInput):
+    """A record is missing, not one, or cannot be written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record that was read."""
+
+    header: Line
+    steps: list[Line]
+    metrics: list[Line]
+    end: Line | None
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return str(self.header["name"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.header["settings"])
+
+    @property
+    def metric(self) -> Metric:
+        return Metric(**self.header["metric"])
+
+
+class Recorder:
+    """Adds lines to a record; after a failed write the file is as it was before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        text = "".join(to_line(line) for line in lines).encode()
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as file:
+                file.write(text)
+        except OSError as problem:
+            if self.path.exists():
+                os.truncate(self.path, size)
+            raise RecordError(f"{self.path} could not be written: {problem.strerror}") from problem
+
+
+def to_line(line: Mapping[str, Any]) -> str:
+    """One line of strict JSON: settings are exact, measurements have the digits of float32 or are null."""
+    return json.dumps(_plain(line, exact=line["kind"] == "run"), allow_nan=False) + "\n"
+
+
+def _plain(value: Any, exact: bool) -> Any:
+    if isinstance(value, float):
+        number = value if exact else float(f"{value:.8g}")
+        return number if math.isfinite(number) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(part, exact) for key, part in value.items()}
+    return value
+
+
+def read_run(path: Path) -> Run:
+    """The record in a folder, or a record file by its own name, also if it was packed by gzip."""
+    file = path
+    if path.is_dir():
+        found = [path / name for name in (NAME, f"{NAME}.gz") if (path / name).exists()]
+        if not found:
+            raise RecordError(f"{path} must hold a record, got no {NAME} in it")
+        file = found[0]
+    lines = _read_lines(file)
+    kinds: dict[str, list[Line]] = {"run": [], "step": [], "metric": [], "end": []}
+    for number, line in enumerate(lines, 1):
+        kind = line.get("kind")
+        if kind not in kinds or (kind == "run") != (number == 1):
+            raise RecordError(f"{file} must be a gradsieve record, got kind {kind!r} in line {number}")
+        kinds[kind].append(line)
+    if not lines or lines[0].get("version") != VERSION:
+        raise RecordError(f"{file} must be a gradsieve record of version {VERSION}, got something else")
+    header = kinds["run"][0]
+    missing = {"name", "settings", "n", "metric", "conditions", "command"} - set(header)
+    if missing:
+        raise RecordError(f"{file} must have {', '.join(sorted(missing))} in its first line, got none")
+    return Run(header, kinds["step"], kinds["metric"], kinds["end"][-1] if kinds["end"] else None, file.parent)
+
+
+def _read_lines(file: Path) -> list[Line]:
+    try:
+        raw = file.read_bytes()
+        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode()
+    except OSError as problem:
+        raise RecordError(f"{file} must be readable, got {problem.strerror or problem}") from problem
+    except (EOFError, UnicodeDecodeError) as problem:
+        raise RecordError(f"{file} must be a gradsieve record, got {problem}") from problem
+    whole = text.split("\n")[:-1]  # what follows the last line's end was cut off by a crash
+    lines = []
+    for number, line in enumerate(whole, 1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            raise RecordError(
+                f"{file} must hold one JSON object a line, got {line[:40]!r} in line {number}"
+            ) from None
+        if not isinstance(value, dict):
+            raise RecordError(f"{file} must hold one JSON object a line, got {line[:40]!r} in line {number}")
+        lines.append(value)
+    return lines
+
+
+def cut_back(folder: Path, step: int, settings: Mapping[str, Any]) -> Run:
+    """Take back what was recorded after `step` steps were done: the run goes on from there, with these settings."""
+    run = read_run(folder)
+    header = {**run.header, "settings": dict(settings)}
+    steps = [line for line in run.steps if line["step"] < step]
+    metrics = [line for line in run.metrics if line["step"] <= step]
+    lines = [header, *sorted([*steps, *metrics], key=_moment)]
+    write_whole(folder / NAME, "".join(to_line(line) for line in lines))
+    return Run(header, steps, metrics, None, folder)
+
+
+def _moment(line: Line) -> tuple[int, bool]:
+    """When a line was written: a metric after n steps stands before step n."""
+    return (line["step"], line["kind"] == "step")

@@ -1,0 +1,132 @@
+"""Engines whose workers each train a replica of their own: one in a process group, or all in this process."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradsieve import checkpoint
+from gradsieve.checkpoint import CheckpointError
+from gradsieve_lab.runs.bare_state import bare_state
+from gradsieve_lab.runs.engines import score
+from gradsieve_lab.runs.facts import Facts
+from gradsieve_lab.runs.feed import Feed
+from gradsieve_lab.runs.learner import Learner
+from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.sharing import SHARINGS, state_tensors
+from gradsieve.share.broadcast import broadcast_
+from gradsieve_lab.tasks import Data, Task
+from gradsieve.worlds import ProcessGroupWorld, VirtualWorld, World
+
+
+class _Replicas:
+    """The replicas of this process, of workers `ranks`; worker 0's is evaluated, on the whole test set."""
+
+    def __init__(
+        self, task: Task, data: Data, feeds: list[Feed], settings: Settings, ranks: Sequence[int], world: World
+    ) -> None:
+        self.task, self.data, self.settings, self.ranks, self.world = task, data, settings, ranks, world
+        self.leads = ranks[0] == 0
+        self.feeds = [feeds[rank] for rank in ranks]
+        models = [task.make_model() for _ in ranks]
+        if self.leads:
+            task.start(models[0])
+        world.run([broadcast_(state_tensors(model)) for model in models])
+        self.replicas = [Learner(model, settings) for model in models]
+        self.sharing = SHARINGS[settings.sparsifier](self.replicas, world, settings)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.replicas[0].model
+
+    def step(self, step: int, lr: float) -> Facts:
+        """The mean of the numbers of the workers here."""
+        begun = time.perf_counter()
+        passes = [self._learn(*pair, step) for pair in zip(self.replicas, self.feeds, strict=True)]
+        self.sharing.before_update()
+        for replica, learnt in zip(self.replicas, passes, strict=True):
+            learnt["update"] = replica.update(lr)
+        each = self.sharing.after_step(step)
+        whole = time.perf_counter() - begun
+        rows = [facts.own | learnt for facts, learnt in zip(each, passes, strict=True)]
+        own = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        return Facts(each[0].shared, {**own, "step": whole / len(rows) - own["measure"]})
+
+    def _learn(self, replica: Learner, feed: Feed, step: int) -> dict[str, float]:
+        replica.optimizer.zero_grad()
+        batch = feed.batch(step)
+        started = time.perf_counter()
+        loss = self.task.loss(replica.model, batch)
+        middle = time.perf_counter()
+        loss.backward()
+        ended = time.perf_counter()
+        return {"loss": loss.item(), "forward": middle - started, "backward": ended - middle}
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        """The mean over the processes: here there is one."""
+        return numbers
+
+    def evaluate(self) -> float | None:
+        value = None
+        with self.sharing.evaluated():
+            if self.leads:
+                total, count = score(self.task, self.data, self.model, 0, 1)
+                value = self.task.value(total / count, self.model)
+        self.mean(torch.zeros(1))  # the others wait here, not in a step, whose time is measured
+        return value
+
+    def save(self, folder: Path, done: int) -> None:
+        parts = [
+            {
+                **bare_state(self.settings, rank, self.world.size, done),
+                "workers": self.settings.workers,
+                "replica": replica.state_dict(),
+                "sharing": sharing,
+            }
+            for rank, replica, sharing in zip(self.ranks, self.replicas, self.sharing.state_dicts(), strict=True)
+        ]
+        self.world.run([checkpoint.save(folder, part, {}) for part in parts])
+
+    def load(self, folder: Path) -> int:
+        owns = [bare_state(self.settings, rank, self.world.size, 0) for rank in self.ranks]
+        parts = self.world.run([checkpoint.load(folder, own, {}) for own in owns])
+        workers = parts[0]["workers"]
+        if workers != self.settings.workers:
+            raise CheckpointError(
+                f"{folder} holds a replica for each of {workers} workers, got {self.settings.workers} workers: "
+                f"go on with --workers {workers}"
+            )
+        for replica, part in zip(self.replicas, parts, strict=True):
+            replica.load_state_dict(part["replica"])
+        self.sharing.load_state_dicts([part["sharing"] for part in parts])
+        return int(parts[0]["step"])
+
+
+class ProcessReplica(_Replicas):
+    """One worker, in a process group that exists, without DDP."""
+
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+        world = ProcessGroupWorld()
+        super().__init__(task, data, feeds, settings, [world.rank], world)
+
+    def mean(self, numbers: Tensor) -> Tensor:
+        dist.all_reduce(numbers)
+        return numbers / self.world.size
+
+
+class VirtualReplicas(_Replicas):
+    """All workers, one after the other; or only worker 0 where no other could change what it does."""
+
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+        size = settings.workers if SHARINGS[settings.sparsifier].needs_all else 1
+        super().__init__(task, data, feeds, settings, range(size), VirtualWorld(size))
+
+    def step(self, step: int, lr: float) -> Facts:
+        facts = super().step(step, lr)
+        # Nothing was sent anywhere: what the world took to answer is not the time of a network.
+        facts.own["communicate"] = 0.0
+        facts.own["step"] = sum(facts.own[phase] for phase in ("forward", "backward", "update", "select"))
+        return facts

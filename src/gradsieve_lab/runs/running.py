@@ -1,0 +1,185 @@
+"""Start a run: in virtual workers, in processes of this machine, or as a part of torchrun's."""
+
+import gc
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from gradsieve._check import BadInput
+from gradsieve_lab.conditions import conditions
+from gradsieve_lab.runs.engines import Engine, ProcessEngine, VirtualEngine, make_feeds
+from gradsieve_lab.runs.feed import Feed
+from gradsieve_lab.runs.methods import REPLICATED
+from gradsieve_lab.runs.records import VERSION, Recorder, Run, cut_back, read_run
+from gradsieve_lab.runs.replica_engines import ProcessReplica, VirtualReplicas
+from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.training import Training
+from gradsieve_lab.netlab.network import network
+from gradsieve_lab.launch import Place, Post, run_workers
+from gradsieve_lab.tasks import Data, Task
+
+Listen = Callable[[Any], None]
+_FEW, _PROCESSES_A_CORE = 32, 8
+
+
+class Stop:
+    """Whether someone asked to stop, by Ctrl-C or a signal; the second time is an order."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def requested(self) -> bool:
+        return self.signal != 0
+
+    @contextmanager
+    def watching(self) -> Iterator["Stop"]:
+        """While inside, SIGINT and SIGTERM only ask; a second one interrupts."""
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = {kind: signal.signal(kind, self._note) for kind in kinds}
+        try:
+            yield self
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+def under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def torchrun_workers() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def leads() -> bool:
+    """Whether this process speaks for the run."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
+def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume: bool = False) -> Run | None:
+    """One run, from its start or from its checkpoint, in `folder`; returns its record, or None if another process
+    of torchrun's keeps it. A new run that fails before its first step leaves no folder behind."""
+    if leads() and not resume:
+        check_new(folder)
+    job = (settings, folder, resume, command_line())
+    try:
+        if settings.virtual:
+            _work(Post(0, settings.workers, listen, stop.requested), *job)
+        elif under_torchrun():
+            if settings.lab_hosts:
+                raise BadInput("a lab starts its own processes, got torchrun: leave one of them out")
+            _join(listen, stop, job)
+        else:
+            _check_processes(settings.workers)
+            _prepare(settings)  # what no worker could do is refused before any is started
+            with _places(settings) as places:
+                run_workers(
+                    _work, settings.workers, *job, places=places, listen=listen, stop_requested=stop.requested
+                )
+    except BaseException:
+        if leads() and not resume:
+            _remove_unless_begun(folder)
+        raise
+    return read_run(folder) if leads() else None
+
+
+@contextmanager
+def _places(settings: Settings) -> Iterator[list[Place] | None]:
+    """Where workers live: on loopback, or on the hosts of a lab that is there while inside."""
+    if not settings.lab_hosts:
+        yield None
+        return
+    with network(settings.links()) as made:
+        yield made.places(settings.workers)
+
+
+def check_new(folder: Path) -> None:
+    if folder.exists():
+        raise BadInput(f"out must be a new folder, got {folder}, which exists")
+
+
+def _check_processes(workers: int) -> None:
+    most = max(_FEW, _PROCESSES_A_CORE * (os.cpu_count() or 1))
+    if workers > most:
+        raise BadInput(
+            f"workers must be at most {most} as processes of this machine, got {workers}: take --virtual"
+        )
+
+
+def _prepare(settings: Settings) -> tuple[Task, Data, list[Feed], Settings]:
+    """Read the data and share them out; whatever is wrong with either is the user's to know."""
+    try:
+        task = settings.make_task()
+        data = task.load()
+        settings = settings.filled(task, task.recipe)
+        return task, data, make_feeds(task, data, settings), settings
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _remove_unless_begun(folder: Path) -> None:
+    """A folder whose record holds no step is of no use to anyone."""
+    with suppress(BadInput):
+        if read_run(folder).steps:
+            return
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _join(listen: Listen, stop: Stop, job: tuple[Settings, Path, bool, str]) -> None:
+    dist.init_process_group("gloo")
+    told: list[Any] = [job]
+    dist.broadcast_object_list(told)  # all use the leader's folder
+    _work(Post(dist.get_rank(), dist.get_world_size(), listen, stop.requested), *told[0])
+    gc.collect()  # models that outlive their process group can crash gloo at exit
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: str) -> None:
+    """One worker's whole run; also all virtual workers'."""
+    task, data, feeds, settings = _prepare(settings)
+    engine = _engine_kind(settings)(task, data, feeds, settings)
+    training = Training(engine, settings, folder, post)
+    if resume:
+        step = training.load()
+        if engine.leads:
+            training.go_on(cut_back(folder, step, settings.as_dict()))
+    elif engine.leads:
+        size = sum(parameter.numel() for parameter in engine.model.parameters())
+        _begin(settings, folder, {"n": size, "metric": asdict(task.METRIC), "command": command})
+    training.run()
+
+
+def _engine_kind(settings: Settings) -> Callable[..., Engine]:
+    if settings.sparsifier in REPLICATED:
+        return VirtualReplicas if settings.virtual else ProcessReplica
+    return VirtualEngine if settings.virtual else ProcessEngine
+
+
+def _begin(settings: Settings, folder: Path, facts: dict[str, Any]) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as problem:
+        raise BadInput(f"{folder} could not be made: {problem.strerror}") from problem
+    name = settings.label or settings.sparsifier
+    head = {"kind": "run", "version": VERSION, "name": name, "settings": settings.as_dict()}
+    Recorder(folder).add([{**head, **facts, "conditions": conditions()}])
+
+
+def command_line(program: str = "gradsieve") -> str:
+    return f"{program} {shlex.join(sys.argv[1:])}"

@@ -1,0 +1,171 @@
+"""Everything that decides how a run goes: with the same settings, the same run."""
+
+import math
+import os
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
+from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, Method, has_momentum, with_steps
+from gradsieve_lab.netlab.rates import DEFAULT_RATE, Link, parse_links
+from gradsieve_lab.tasks import TASKS, Task, make_task
+from gradsieve_lab.tasks.base import Recipe
+
+OPTIMIZERS, DECAYS = ("sgd", "adam"), ("cosine", "constant")
+_LIMITS = {"skew": 1.0, "momentum": 1.0, "warm_up": 1.0, "weight_decay": math.inf, "clip": math.inf}
+_EVALUATIONS = 20  # in a run, if the user does not say
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. Zero, empty or None stand for what the task's recipe says; `filled` puts that in their place."""
+
+    task: str
+    sparsifier: str = "exdyna"
+    options: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    values: str = "fp32"
+    density: float = 0.01
+    dense_steps: int = 0
+    workers: int = 4
+    virtual: bool = False
+    lab_hosts: int = 0  # in network namespaces; 0: no lab
+    lab_rate: str = ""
+    dataset: str = ""
+    data_dir: str = ""
+    model: str = ""
+    width: float = 1.0
+    limit: int = 0
+    skew: float = 0.0
+    steps: int = 0
+    batch: int = 0
+    optimizer: str = ""
+    lr: float = 0.0
+    momentum: float | None = None
+    weight_decay: float | None = None
+    clip: float | None = None  # largest gradient norm; 0: no limit
+    warm_up: float | None = None
+    decay: str = ""
+    seed: int = 0
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    save: bool = True  # leave a checkpoint when the run ends or is stopped
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        fraction("density", self.density)
+        at_least("workers", self.workers, 1)
+        for name in ("lab_hosts", "dense_steps", "steps", "batch", "seed", "eval_every", "checkpoint_every"):
+            at_least(name, getattr(self, name), 0)
+        if self.optimizer:
+            one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.decay:
+            one_of("decay", self.decay, DECAYS)
+        if self.lr:
+            positive("lr", self.lr)
+        for name, most in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not 0 <= number(name, value) <= most:
+                rule = f"in [0, {most:g}]" if most < math.inf else "at least 0"
+                raise BadInput(f"{name} must be {rule}, got {value}")
+        if self.virtual and self.sparsifier in PEERS:
+            raise BadInput(
+                f"{self.sparsifier} is torch's own hook and needs real processes: leave it or --virtual out"
+            )
+        if self.sparsifier == AVERAGE and self.options.get("every") is None:
+            raise BadInput(
+                "average needs the number of steps from one average to the next, such as average:every=100; "
+                "only compare can choose it"
+            )
+        self._check_lab()
+
+    def _check_lab(self) -> None:
+        if self.lab_rate and not self.lab_hosts:
+            raise BadInput(f"lab_rate needs --lab-hosts beside it, got {self.lab_rate} alone")
+        if self.lab_hosts and self.virtual:
+            raise BadInput("lab_hosts needs real processes: leave it or --virtual out")
+        if self.lab_hosts:
+            self.links()
+            if self.workers % self.lab_hosts:
+                raise BadInput(
+                    f"workers must be a multiple of the lab's {self.lab_hosts} hosts, got {self.workers}"
+                )
+
+    def links(self) -> list[Link]:
+        """Those of the lab's hosts."""
+        return parse_links(self.lab_rate or DEFAULT_RATE, self.lab_hosts)
+
+    def with_method(self, method: Method) -> "Settings":
+        """The same run with another method."""
+        return replace(
+            self,
+            sparsifier=method.name,
+            options=method.options,
+            label=method.label,
+            density=method.density,
+            values=method.values,
+        )
+
+    def filled(self, task: Task, recipe: Recipe) -> "Settings":
+        """All decided: what was left open is as the recipe has it, the learning rate scaled to the batch."""
+        batch, steps = self.batch or recipe.batch, self.steps or recipe.steps
+        together = 1 if self.sparsifier == ALONE else self.workers  # whose examples a step learns from
+        scale = batch * together / recipe.base_batch if recipe.base_batch and not self.lr else 1.0
+        # Adam's steps do not grow with the gradient: its rate follows the noise, that is the square root.
+        optimizer = self.optimizer or recipe.optimizer
+        chosen = {name: getattr(self, name) for name in ("momentum", "weight_decay", "warm_up", "clip")}
+        return replace(
+            self,
+            dataset=task.dataset,
+            model=task.model,
+            batch=batch,
+            steps=steps,
+            optimizer=optimizer,
+            lr=self.lr or recipe.lr * (scale**0.5 if optimizer == "adam" else scale),
+            decay=self.decay or recipe.decay,
+            eval_every=self.eval_every or max(1, round(steps / _EVALUATIONS)),
+            **{name: getattr(recipe, name) if value is None else value for name, value in chosen.items()},
+        )
+
+    def all_options(self) -> dict[str, Any]:
+        """The sparsifier's options for a run of this length, with SGD's momentum where it is the sparsifier's."""
+        options = with_steps(self.options, self.steps)
+        if not has_momentum(self.sparsifier):
+            return options
+        return {"momentum": (self.momentum or 0.0) if self.optimizer == "sgd" else 0.0, **options}
+
+    def make_task(self) -> Task:
+        """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says.
+
+        Whoever names a folder but no data set gets the task's first real one that is there.
+        """
+        folder = self.data_dir or os.environ.get("GRADSIEVE_DATA", "")
+        one_of("task", self.task, TASKS)
+        real = TASKS[self.task].DATASETS[1:]
+        names = real if self.data_dir and not self.dataset else (self.dataset,)
+        problems: list[BadInput] = []
+        for name in names:
+            try:
+                return make_task(
+                    self.task,
+                    dataset=name,
+                    data_dir=Path(folder) if folder else None,
+                    model=self.model,
+                    width=self.width,
+                    limit=self.limit,
+                    seed=self.seed,
+                )
+            except BadInput as problem:
+                problems.append(problem)
+        raise problems[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Settings":
+        """Settings that were read from a record; a name that is not known here is refused."""
+        for name in values:
+            one_of("setting", name, [known.name for known in fields(cls)])
+        return cls(**values)

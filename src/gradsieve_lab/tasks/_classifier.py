@@ -1,0 +1,26 @@
+"""What classifiers have in common: cross-entropy to learn from, accuracy to be judged by."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from gradsieve_lab.tasks.base import Batch, Metric, Task
+
+
+@dataclass
+class Classifier(Task):
+    """Examples are an input and a class each."""
+
+    METRIC: ClassVar[Metric] = Metric("accuracy", higher_is_better=True, percent=True)
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the model is called with."""
+        return batch[0]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(model(self.inputs(batch)), batch[1])
+
+    def score(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        right = model(self.inputs(batch)).argmax(1) == batch[1]
+        return float(right.sum()), len(right)

@@ -1,0 +1,1 @@
+"""The papers' experiments, and trials of this library's own: run from a clone, not part of what is installed."""

@@ -1,0 +1,68 @@
+"""Every sparsifier on one training task: the runs that several experiments share."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from gradsieve.sparsifiers import SPARSIFIERS
+from gradsieve_lab.runs.methods import DENSE
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.settings import Settings
+from studies.reproduce.shelf import dataset
+
+TASK, DATASET, DENSITY = "mlp", "mnist", 0.001
+RELEASE = "exdyna:compat=release"
+FULL, QUICK = 200, 60  # steps
+
+
+def every_method() -> list[str]:
+    """All of the registry that choose, and ExDyna as released."""
+    return [*(name for name in SPARSIFIERS if name != DENSE), RELEASE]
+
+
+def steps_of(quick: bool) -> int:
+    return QUICK if quick else FULL
+
+
+def training(workers: int, steps: int, density: float = DENSITY, seed: int = 0, skew: float = 0.0) -> Settings:
+    """One real training, evaluated before and after only."""
+    return Settings(
+        TASK,
+        dataset=dataset(TASK, DATASET),
+        workers=workers,
+        density=density,
+        steps=steps,
+        seed=seed,
+        skew=skew,
+        virtual=True,
+        eval_every=steps,
+        save=False,
+    )
+
+
+def ratios(run: Run) -> list[float]:
+    """Realised density over the target, step by step."""
+    return [line["union"] / line["k"] for line in run.steps]
+
+
+def overlaps(run: Run) -> list[float]:
+    """Union over the mean number of positions that a worker put forward: 1 if all picked the same, P if none did.
+
+    Steps in which nobody picked anything say nothing.
+    """
+    workers = run.settings["workers"]
+    return [line["union"] * workers / line["selected"] for line in run.steps if line["selected"]]
+
+
+def off(values: Sequence[float]) -> float:
+    """Mean distance from 1."""
+    return fmean(abs(value - 1) for value in values)
+
+
+def words_on_data(run: Run) -> str:
+    """The task in words, with the data set that was used."""
+    settings = run.settings
+    real = settings["dataset"] == DATASET
+    return (
+        f"{settings['task']} ({run.header['n']:,} parameters) on {settings['dataset']} "
+        f"({'real' if real else 'embedded'} data)"
+    )
