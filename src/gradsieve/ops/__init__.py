@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gradsieve._check import BadInput, BadType
-from gradsieve.ops import cpu, cpu_drift, cpu_pieces, reference
+from gradsieve.ops import on_cpu, reference
+from gradsieve.ops.on_cpu import warm_up
 from gradsieve.ops.reference import drift
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
 
@@ -39,14 +40,7 @@ __all__ = [
 
 GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-_REGISTERED = (reference, cpu, cpu_drift, cpu_pieces)  # importing them did it
-
-
-def warm_up() -> None:
-    """Call every kernel once: Numba compiles it on a machine's first call, and loads it on a process's first."""
-    cpu.warm_up()
-    cpu_drift.warm_up()
-    cpu_pieces.warm_up()
+_REGISTERED = (reference, on_cpu)  # importing them did it
 
 
 def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gradsieve._check import BadInput
 from gradsieve.ops import reference
-from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts
+from gradsieve.ops.schema import BIN_SHIFT, BINS, low_bits, packed_parts
 
 _BLOCK = 64
 MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -340,17 +340,3 @@ def warm_up() -> None:
     all_finite(x)
     scatter_update_(x, indices, gather_clear_(x, indices))
     unpack_sorted(pack_sorted(indices, 0, len(x)), len(indices), 0, len(x))
-
-
-_KERNELS = (
-    select_above,
-    accumulate_select_,
-    log_histogram,
-    all_finite,
-    gather_clear_,
-    scatter_update_,
-    pack_sorted,
-    unpack_sorted,
-)
-for _op in _KERNELS:
-    LIBRARY.impl(_op.__name__, _op, "CPU")

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradsieve.ops import reference
 from gradsieve.ops.cpu import LARGEST, MAGNITUDE, TILE, Array, as_array, bar_of, chunks, kernel, select
 from gradsieve.ops.cpu_pieces import addresses, edges, floats_at, plain
-from gradsieve.ops.schema import BIN_SHIFT, LIBRARY
+from gradsieve.ops.schema import BIN_SHIFT
 
 
 @kernel
@@ -142,6 +142,3 @@ def warm_up() -> None:
     """Compile or load the kernel: see `cpu.warm_up`."""
     x = torch.zeros(128)
     drift_select(x, [x.clone()], math.inf, 0, len(x), second=[])
-
-
-LIBRARY.impl("drift_select", drift_select, "CPU")

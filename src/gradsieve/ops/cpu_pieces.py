@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gradsieve.ops import reference
 from gradsieve.ops.cpu import Array, as_array, kernel
-from gradsieve.ops.schema import LIBRARY
 
 
 def _pointer_code(typing_context: Any, address: Any) -> tuple[Any, Any]:
@@ -92,7 +91,3 @@ def warm_up() -> None:
     """Compile or load the kernels: see `cpu.warm_up`."""
     pieces, positions = [torch.zeros(4), torch.zeros(4)], torch.arange(8)
     scatter_pieces_(pieces, positions, gather_pieces(pieces, positions))
-
-
-LIBRARY.impl("gather_pieces", gather_pieces, "CPU")
-LIBRARY.impl("scatter_pieces_", scatter_pieces_, "CPU")
