@@ -43,7 +43,7 @@ def lab() -> str:
     """A column a rate; in brackets times compute alone."""
     rows = [row for row in read("lab") if row["against"] == "compute alone"]
     table = grid(rows, "links", f"a step of {rows[0]['workers']} hosts, ms", "{}")
-    return f"{table}\n\n{goals()}\n\n({under(rows)})"
+    return f"{table}\n\n({under(rows)})"
 
 
 def grid(rows: Rows, column: str, corner: str, head: str) -> str:
@@ -53,20 +53,6 @@ def grid(rows: Rows, column: str, corner: str, head: str) -> str:
     cases = dict.fromkeys(row["case"] for row in rows)
     lines = ([case, *(found[case, each] for each in columns)] for case in cases)
     return markdown([corner, *(head.format(each) for each in columns)], lines)
-
-
-def goals() -> str:
-    """What was asked for, and whether it is so: of every row that has a goal, in the order of the files."""
-    rows = [row for name in ("lab", "step") for row in read(name) if row["goal"]]
-    heads = ["goal of", "links", "measured", "asked for", "met"]
-    return markdown(
-        heads, ([row["case"], row["links"] or "loopback", measured(row), row["goal"], row["met"]] for row in rows)
-    )
-
-
-def measured(row: dict[str, str]) -> str:
-    less = "less than " if row["goal"].startswith(">=") else ""
-    return f"{float(row['ratio']):.2f}x {less}{row['against']}"
 
 
 def step() -> str:

@@ -243,7 +243,6 @@ def test_bench_kernels_writes_rows(tmp_path: Path) -> None:
     assert len(rows) == len(printed)
     assert {row["benchmark"] for row in rows} == {"kernels", "step", "selection", "memory"}
     assert all(float(row["median"]) > 0 and row["machine"] and row["date"] for row in rows if row["unit"] == "ms")
-    assert len([row for row in rows if row["goal"]]) == 5
     assert [p.name for p in out.parent.iterdir()] == ["kernels.csv"]
 
 
@@ -254,7 +253,6 @@ def test_bench_step_writes_rows(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(out.open()))
     assert {"plain DDP", "exdyna", "fp16 hook", "compute alone"} <= {row["case"] for row in rows}
-    assert [row["goal"] for row in rows if row["case"] == "exdyna"] == ["<= 1x"]
     assert max(len(line) for line in done.stdout.splitlines()) <= COLUMNS
 
 

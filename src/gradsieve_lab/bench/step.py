@@ -10,13 +10,11 @@ from gradsieve import ops
 from gradsieve.reducer import SparseReducer
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.worlds.virtual import VirtualWorld
-from gradsieve_lab.bench.cases import ALONE, CASES, LATE, OURS, PLAIN, SHARE, SHARING, WARM_UP, N, make_case
+from gradsieve_lab.bench.cases import ALONE, CASES, OURS, PLAIN, SHARING, WARM_UP, N, make_case
 from gradsieve_lab.bench.memory import process_status
 from gradsieve_lab.bench.timing import Row, spread
 from gradsieve_lab.launch import Place, Post, run_workers
 
-GOALS = {2: 1.0, 4: 0.9}  # times plain DDP, by number of processes
-MOST_COMPUTE = {SHARE: 1.6, LATE: 1.3}  # times compute alone, on any link
 LEAST = 3  # repetitions, however slow
 PATIENCE_S = 30.0  # after which a case gets no more than that
 
@@ -24,10 +22,7 @@ PATIENCE_S = 30.0  # after which a case gets no more than that
 def bench_step(workers: int, density: float, repeats: int, cases: Sequence[str] = CASES) -> list[Row]:
     """One row a case, of the slowest worker, on loopback."""
     rows = step_rows("step", workers, density, repeats, cases)
-    goals = {OURS: GOALS.get(workers), LATE: 1.0}
-    against_plain = [row.with_ratio(rows[PLAIN], at_most=goals.get(case)) for case, row in rows.items()]
-    sharing = {case: most for case, most in MOST_COMPUTE.items() if case in rows}
-    return against_plain + [rows[case].with_ratio(rows[ALONE], at_most=most) for case, most in sharing.items()]
+    return [row.with_ratio(rows[PLAIN]) for row in rows.values()]
 
 
 def step_rows(
@@ -56,7 +51,7 @@ def bench_memory(workers: int, density: float, case: str = OURS) -> Row:
     extra = (ours - plain) / (4 * N)
     row = Row("memory", f"{case} beyond {base}", N, density, workers, extra, extra, extra, "models")
     model = Row("memory", "one float32 model", N, density, workers, 1.0, 1.0, 1.0, "models")
-    return row.with_ratio(model, at_most=1.05 if case in SHARING else 1.1)
+    return row.with_ratio(model)
 
 
 def _times(post: Post, density: float, repeats: int, names: tuple[str, ...]) -> dict[str, list[float]]:

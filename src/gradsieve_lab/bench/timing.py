@@ -5,7 +5,7 @@ import io
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gradsieve_lab._files import write_whole
@@ -27,23 +27,11 @@ class Row:
     unit: str
     against: str = ""
     ratio: float = 1.0
-    goal: str = ""
-    met: str = ""  # yes, no, or empty where there is no goal
     links: str = ""  # the rate of a lab's links; empty on loopback
 
-    def with_ratio(self, base: "Row", at_most: float | None = None, at_least: float | None = None) -> "Row":
-        """This row compared with another; `at_least` asks how many times faster this one is."""
-        ratio = self.median / base.median if at_least is None else base.median / self.median
-        goal = met = ""
-        if at_most is not None:
-            goal, met = f"<= {at_most:g}x", _yes(ratio <= at_most)
-        if at_least is not None:
-            goal, met = f">= {at_least:g}x less", _yes(ratio >= at_least)
-        return Row(**{**asdict(self), "against": base.case, "ratio": ratio, "goal": goal, "met": met})
-
-
-def _yes(fact: bool) -> str:
-    return "yes" if fact else "no"
+    def with_ratio(self, base: "Row") -> "Row":
+        """This row compared with another."""
+        return replace(self, against=base.case, ratio=self.median / base.median)
 
 
 def side_by_side(
