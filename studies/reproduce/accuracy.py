@@ -214,9 +214,10 @@ def _note(outcomes: Sequence[Outcome], claim: Claim) -> str:
     words = [
         f"{WORKERS} virtual workers, density {DENSITY}, one seed, learning rates that fall to zero, the recipes of "
         f"the tasks otherwise. {'. '.join(each.about for each in outcomes)}. A perplexity has no points: "
-        f"{claim.part:.0%} of dense's stands for one. `share` is {METHODS[SHARE]}, which takes ExDyna's bytes, "
-        "alone is one worker with the recipe's learning rate for its own batch, and average averages all weights "
-        "as rarely as takes the bytes of share. Gain kept is (method - alone) / (dense - alone), of perplexities "
+        f"{claim.part:.0%} of dense's stands for one. `share` has eight-bit values at 2.7 times that density, "
+        "which takes ExDyna's bytes, and ReplicaAdamW where a recipe has AdamW; alone is one worker with the "
+        "recipe's learning rate for its own batch, and average averages all weights as rarely as takes the bytes "
+        "of share. Gain kept is (method - alone) / (dense - alone), of perplexities "
         f"with their logarithms. Time is modelled: {RATE / 1e6:g} Mbit/s for the bytes of a worker, and computing "
         "as measured, one worker at a time."
     ]
