@@ -118,6 +118,15 @@ def _gpt(wanted: Callable[[str], bool]) -> str:
     return f"{markdown(heads, lines)}\n\n({under(read('gpt'))})"
 
 
+def five() -> str:
+    """A line a task and method: at the end of 4,000 steps."""
+    found = outcome("weights")
+    (table,) = found["finding"]["tables"]
+    lines = ([*row[:5]] for row in table["rows"])  # without the modelled seconds
+    where = found["conditions"]
+    return f"{markdown(table['heads'][:5], lines)}\n\n({where['machine']}, torch {where['torch']}, {where['date']})"
+
+
 def judges() -> str:
     """A line a task and method."""
     trials = Trials(read("judges"), worse=-1)
@@ -162,7 +171,7 @@ class Trials:
 
     def gain(self, case: tuple[str, str], scale: Callable[[float], float] = float) -> float:
         value, alone, dense = (scale(self.mean[case[0], method]) for method in (case[1], "alone", "dense"))
-        return (value - alone) / (dense - alone)
+        return (value - alone) / (dense - alone) + 0.0  # no minus before a zero
 
 
 def numbers(rows: Rows, column: str) -> list[float]:
@@ -219,7 +228,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density, "claims": claims},
     "docs/judges.md": {"judges": judges},
-    "docs/share.md": {"gpt": gpt, "local": local, "sharing": sharing},
+    "docs/share.md": {"five": five, "gpt": gpt, "local": local, "sharing": sharing},
     "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria, "notes": notes},
 }
 

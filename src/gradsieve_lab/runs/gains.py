@@ -22,7 +22,7 @@ def gain_kept(value: float, alone: float, dense: float, metric: Metric) -> float
     if metric.name == "perplexity":
         value, alone, dense = (math.log(x) if x > 0 else math.nan for x in (value, alone, dense))
     kept = (value - alone) / (dense - alone) if dense != alone else math.nan
-    return kept if math.isfinite(kept) else None
+    return kept + 0.0 if math.isfinite(kept) else None  # no minus before a zero
 
 
 def gains_kept(runs: Sequence[Run]) -> list[float | None]:
