@@ -1,6 +1,5 @@
 """What the README shows, works; what it says of itself, is true."""
 
-import itertools
 import re
 import subprocess
 import sys
@@ -88,17 +87,19 @@ DIFFS = re.findall(r"```diff\n(.*?)```", TEXT, re.DOTALL)
 
 def applied(diff: str, script: str) -> str:
     """The script without what the diff takes away, with what it adds, and with its optimizer."""
-    optimizer = re.search(r"^ (optimizer = .*)$", diff, re.MULTILINE)
+    optimizer = re.search(r"^[ -](optimizer = .*)$", diff, re.MULTILINE)
     assert optimizer is not None
-    lines = re.sub(r"optimizer = .*", optimizer[1], script).splitlines()
-    for before, line in itertools.pairwise(["", *diff.splitlines()]):
+    lines, place = re.sub(r"optimizer = .*", optimizer[1], script).splitlines(), 0
+    for line in diff.splitlines():
         code = line[1:].partition("#")[0].strip()
+        if line.startswith("+"):
+            place += 1
+            lines.insert(place, f"    {code}")
+            continue
+        place = max((number for number, text in enumerate(lines) if text.strip() == code), default=place)
         if line.startswith("-"):
-            lines.remove(f"    {code}")
-        elif line.startswith("+"):
-            shown = before[1:].partition("#")[0].strip()
-            place = max(number for number, text in enumerate(lines) if text.strip() == shown)
-            lines.insert(place + 1, f"    {code}")
+            assert lines.pop(place).strip() == code
+            place -= 1
     return "\n".join(lines)
 
 
