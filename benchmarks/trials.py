@@ -20,6 +20,7 @@ from gradsieve_lab.runs import running
 from gradsieve_lab.runs.methods import parse_method
 from gradsieve_lab.runs.records import Run
 from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.tasks import TASKS
 
 SEEDS = (0, 1, 2)
 ALONE, DENSE = "alone", "dense"
@@ -127,7 +128,7 @@ class Rows:
 
 def worse(task: str) -> int:
     """1 if a higher metric of the task is worse (perplexity), -1 if it is better (accuracy)."""
-    return 1 if task == "gpt" else -1
+    return -1 if TASKS[task].METRIC.higher_is_better else 1
 
 
 def compare(trials: Trials, out: Path, about: str | None) -> None:

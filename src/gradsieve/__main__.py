@@ -6,9 +6,12 @@ import sys
 def main() -> None:
     try:
         from gradsieve_lab import cli
-    except ImportError as problem:
-        missing = problem.name or "gradsieve_lab"
-        sys.exit(f"gradsieve: the command needs {missing}, which is not installed: pip install 'gradsieve[lab]'")
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").startswith("gradsieve"):
+            raise  # a mistake of our own
+        sys.exit(
+            f"gradsieve: the command needs {problem.name}, which is not installed: pip install 'gradsieve[lab]'"
+        )
     cli.main()
 
 

@@ -187,8 +187,7 @@ class Sieve:
                 self._exchange()
                 self._buckets, self._places = [], []
         except BaseException:
-            self.reducer.abandon()
-            self._buckets, self._places = [], []
+            self._drop_unfinished()
             raise
         return future
 
@@ -202,9 +201,8 @@ class Sieve:
 
     def _drop_unfinished(self, *called_with: Any) -> None:
         """Forget a backward pass that raised an error before all gradients were ready."""
-        if self._buckets:
-            self.reducer.abandon()
-            self._buckets, self._places = [], []
+        self.reducer.abandon()
+        self._buckets, self._places = [], []
 
     def _add(self, bucket: Any, buffer: Tensor) -> None:
         for place in self._places_in(bucket):

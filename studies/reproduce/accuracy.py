@@ -83,7 +83,7 @@ class Curve:
 
     @property
     def last(self) -> float | None:
-        """None if training came apart."""
+        """None if training diverged."""
         return self.values[-1]
 
 
@@ -94,7 +94,7 @@ class Outcome:
     title: str
     about: str
     metric: Metric
-    times: dict[str, float]  # a parameter is sent in the mean, by method
+    times: dict[str, float]  # a parameter is sent on average, by method
     curves: dict[str, Curve]
 
 
@@ -125,7 +125,7 @@ def outcome_of(title: str, runs: dict[str, Run]) -> Outcome:
     settings = first.settings
     about = (
         f"{title}: {settings['dataset']}, {first.header['n']:,} parameters, {settings['steps']:,} steps, batch "
-        f"{settings['batch']} a worker"
+        f"{settings['batch']} per worker"
     )
     times = {name: sum(line["density"] for line in each.steps) for name, each in runs.items()}
     return Outcome(title, about, first.metric, times, {name: curve_of(name, each) for name, each in runs.items()})
@@ -160,7 +160,7 @@ def _check(outcome: Outcome, claim: Claim) -> Check:
     most = "1 point (0.01) below" if metric.higher_is_better else f"{claim.part:.0%} above"
     criterion = f"{outcome.title}: {metric.name} of {claim.name} at the end at most {most} dense"
     if dense is None or ours is None:
-        return Check(criterion, "training came apart", False)
+        return Check(criterion, "training diverged", False)
     behind = lag(metric, dense, ours)
     amount = f"{behind * 100:+.2f} {'points' if metric.higher_is_better else '%'}"
     holds = behind <= (POINT if metric.higher_is_better else claim.part)
@@ -183,7 +183,7 @@ def _figures(outcome: Outcome) -> list[Figure]:
     )
     name = outcome.metric.name
     return [
-        Figure(f"{key}-bytes", outcome.title, "bytes of a worker", name, by_bytes, outcome.about, log_x=True),
+        Figure(f"{key}-bytes", outcome.title, "bytes per worker", name, by_bytes, outcome.about, log_x=True),
         Figure(f"{key}-time", outcome.title, "seconds, modelled", name, by_time, modelled),
     ]
 
@@ -193,12 +193,12 @@ def _table(outcomes: Sequence[Outcome]) -> Grid:
     for outcome in outcomes:
         dense = outcome.curves[DENSE].bytes[-1]
         for each in outcome.curves.values():
-            value = "came apart" if each.last is None else outcome.metric.show(each.last)
+            value = "diverged" if each.last is None else outcome.metric.show(each.last)
             sent = each.bytes[-1]
             size = [f"{sent / 1e6:.4g}", f"{dense / sent:.3g}x" if sent else "nothing sent"]
             rows.append([f"{outcome.title}, {each.method}", value, _gain(outcome, each), *size])
             rows[-1].append(f"{each.seconds[-1]:.3g}")
-    heads = ["task, method", "metric", "gain kept", "MB of a worker", "fewer", "seconds, modelled"]
+    heads = ["task, method", "metric", "gain kept", "MB per worker", "fewer", "seconds, modelled"]
     return Grid("At the end", heads, rows)
 
 
@@ -218,7 +218,7 @@ def _note(outcomes: Sequence[Outcome], claim: Claim) -> str:
         "which takes ExDyna's bytes, and ReplicaAdamW where a recipe has AdamW; alone is one worker with the "
         "recipe's learning rate for its own batch, and average averages all weights as rarely as takes the bytes "
         "of share. Gain kept is (method - alone) / (dense - alone), of perplexities "
-        f"with their logarithms. Time is modelled: {RATE / 1e6:g} Mbit/s for the bytes of a worker, and computing "
+        f"with their logarithms. Time is modelled: {RATE / 1e6:g} Mbit/s for the bytes per worker, and computing "
         "as measured, one worker at a time."
     ]
     words += [_reason(each, claim) for each in outcomes if not _check(each, claim).holds]
@@ -231,13 +231,13 @@ def _reason(outcome: Outcome, claim: Claim) -> str:
     dense, ours = outcome.curves[DENSE].values, outcome.curves[claim.method].values
     lags = [lag(outcome.metric, d, o) for d, o in zip(dense, ours, strict=True) if d is not None and o is not None]
     if len(lags) < len(dense):
-        return f"{outcome.title}: training came apart."
+        return f"{outcome.title}: training diverged."
     unit = "" if outcome.metric.higher_is_better else " of dense's"
     middle = lags[len(lags) // 2]
     way = "it closes" if lags[-1] < middle else "it does not close"
     return (
         f"{outcome.title}: behind by {middle:.3g}{unit} at half of the run, by {lags[-1]:.3g} at its end: {way}. "
-        f"A parameter was sent {outcome.times[claim.method]:.1f} times in the mean; in dense training in each step."
+        f"A parameter was sent {outcome.times[claim.method]:.1f} times on average; in dense training in each step."
     )
 
 

@@ -81,7 +81,7 @@ def test_what_is_said_of_laggards() -> None:
     late = outcome(ACCURACY, 0.9, 0.8)
     note = judge([late], PAPERS).note
     assert "behind by 0.8 at half of the run, by 0.1 at its end: it closes." in note
-    assert "sent 3.0 times in the mean" in note
+    assert "sent 3.0 times on average" in note
     rising = replace(late.curves[DENSE], values=[0.1, 0.5, 0.9])
     ours = replace(late.curves[EXDYNA], values=[0.1, 0.2, 0.3])
     assert (
