@@ -187,7 +187,8 @@ class Sieve:
                 self._exchange()
                 self._buckets, self._places = [], []
         except BaseException:
-            self._drop_unfinished()
+            self.reducer.abandon()
+            self._buckets, self._places = [], []
             raise
         return future
 
@@ -201,8 +202,9 @@ class Sieve:
 
     def _drop_unfinished(self, *called_with: Any) -> None:
         """Forget a backward pass that raised an error before all gradients were ready."""
-        self.reducer.abandon()
-        self._buckets, self._places = [], []
+        if self._buckets:
+            self.reducer.abandon()
+            self._buckets, self._places = [], []
 
     def _add(self, bucket: Any, buffer: Tensor) -> None:
         for place in self._places_in(bucket):
