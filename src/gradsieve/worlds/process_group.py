@@ -1,5 +1,7 @@
 """One worker a process: collectives go through torch.distributed."""
 
+import atexit
+import gc
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +27,12 @@ T = TypeVar("T")
 # Smaller vectors than this are summed in two rounds, each worker a slice; a ring takes 2 * (P - 1), but needs less
 # memory and keeps links evenly busy, which is what counts for large ones.
 _SMALL = 1 << 22
+
+
+# Torch's gloo threads may still let go of Python objects when a DDP script ends; if the interpreter is gone
+# by then, they abort the process ("terminate called without an active exception": plain DDP, in 6 of 28 runs).
+# Freeing what is left before the interpreter ends leaves them nothing to do.
+atexit.register(gc.collect)
 
 
 class ProcessGroupWorld:
