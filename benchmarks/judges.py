@@ -3,21 +3,31 @@ learning rate, beside dense, the oracle and a worker alone.
 
     GRADSIEVE_DATA=... python benchmarks/judges.py [--task cnn --task mlp] [--out benchmarks/data/judges.csv]
 
-`trials.py` says how runs are chosen and kept, `tables.py` makes the table of docs/judges.md, and `quality.py` tries
-what else an exclusive judge could know.
+`trials.py` says how runs are chosen and kept, `tables.py` makes the table of docs/judges.md, and
+`studies/quality.py` tries what else an exclusive judge could know.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import studies.sparsifiers  # noqa: F401  # the oracle
 import torch
 from torch import Tensor
 from trials import ALONE, DENSE, Trials, compare
 
-from gradsieve.collectives import AllGather, Program
-from gradsieve.exchange import Exchanged, Step, gather_picks, reduce_at
-from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier
-from gradsieve.sparsifiers.base import largest
+from gradsieve import SPARSIFIERS
+from gradsieve.extend import (
+    Program,
+    Selection,
+    Sent,
+    Sparsifier,
+    State,
+    Step,
+    agreed,
+    all_gather,
+    gather_picks,
+    largest,
+)
 from gradsieve.sparsifiers.shared_threshold import most_voted
 from gradsieve_lab.runs.settings import Settings
 
@@ -43,23 +53,24 @@ METHODS = {
 }
 
 
-@dataclass(eq=False)
-class Votes(Sparsifier):
+@dataclass(frozen=True)
+class Votes(Sparsifier[State]):
     """Workers put forward 2k positions with signs; the k on whose direction most of them agree are sent."""
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        return largest(acc, max(1, 2 * step.k // step.world_size))
-
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        picked = largest(acc, max(1, 2 * step.k // step.world_size))
         counts = [len(picked)] * step.world_size
-        shared = yield from gather_picks(picked, step, counts)
+        shared = yield from gather_picks(Selection(picked, counts), step)
         bits = torch.nn.functional.pad(acc[picked] > 0, (0, -len(picked) % 8)).view(-1, 8)
         packed = (bits * 2 ** torch.arange(8)).sum(1).to(torch.uint8)
-        told = yield AllGather("signs", packed, [len(packed)] * step.world_size)
+        told = yield from all_gather("signs", packed, [len(packed)] * step.world_size)
         signs = [((part[:, None] >> torch.arange(8)) & 1).flatten()[: len(picked)] * 2 - 1 for part in told]
         indices, places = torch.cat(shared).unique(return_inverse=True)
         votes = torch.zeros(len(indices), dtype=torch.int64).index_add_(0, places, torch.cat(signs).long()).abs()
-        return (yield from reduce_at(acc, most_voted(indices, votes, step.k, step), pulse, counts))
+        return Selection(most_voted(indices, votes, step.k, step), counts)
+
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return agreed(acc, selection, step)
 
 
 TRIALS = Trials(

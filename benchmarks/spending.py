@@ -1,11 +1,11 @@
 """Other constants of the budget's rule: total error and metric against steady's, as density-control has them.
 
-    GRADSIEVE_DATA=... python benchmarks/spending.py --case mlp --case ncf HEAD_START=1.5 EARLY_RISE=0.05
+    GRADSIEVE_DATA=... python benchmarks/spending.py --case mlp --case ncf HEAD_START=1.5 RISE=0.05
     GRADSIEVE_DATA=... python benchmarks/spending.py --first 10
     GRADSIEVE_DATA=... python benchmarks/spending.py --steps 1920 --seeds 2
 
 The others say how the rule as it is does with seeds or lengths on which it was not chosen. Constants are those of
-`gradsieve.sparsifiers._spending`. Runs of steady are kept in --out, those of the rule not.
+`gradsieve.density.budget`. Runs of steady are kept in --out, those of the rule not.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from studies.reproduce.density_control import BUDGET, CASES, STEADY
 from studies.reproduce.shelf import Shelf
 
 from gradsieve._check import at_least
-from gradsieve.sparsifiers import _spending
+from gradsieve.density import budget
 from gradsieve_lab.runs.records import Run
 from gradsieve_lab.runs.running import Stop
 from gradsieve_lab.runs.settings import Settings
@@ -30,7 +30,7 @@ class Trials(Shelf):
     """A shelf that forgets what depends on the rule."""
 
     def run(self, settings: Settings) -> Run:
-        if settings.options.get("spend") != BUDGET:
+        if settings.spend != BUDGET:
             return super().run(settings)
         with TemporaryDirectory() as folder:
             return Shelf(Path(folder), self.quick, self.listen, self.stop).run(settings)
@@ -43,9 +43,9 @@ def change(constants: Sequence[str], refuse: Callable[[str], object]) -> None:
             number = float(value)
         except ValueError:
             number = None
-        if number is None or not isinstance(getattr(_spending, name, None), float):
-            refuse(f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got {text}")
-        setattr(_spending, name, number)
+        if number is None or not isinstance(getattr(budget, name, None), float):
+            refuse(f"constant must be NAME=NUMBER with a name of {budget.__name__}, got {text}")
+        setattr(budget, name, number)
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import gradsieve
-from gradsieve import Exchanged, Program, Sparsifier, Step, exchange
+from gradsieve.extend import Program, Selection, Sent, Sparsifier, State, Step, agreed, at_least, immediately
 
 
-@dataclass(eq=False)
-class CyclicK(Sparsifier):
+@dataclass(frozen=True)
+class CyclicK(Sparsifier[State]):
     """`S = {i: i mod period == t mod period}`, `period = n // k`: all workers know it, so no index travels.
 
     first: where the first step begins.
@@ -22,15 +22,15 @@ class CyclicK(Sparsifier):
     first: int = 0
 
     def __post_init__(self) -> None:
-        if self.first < 0:
-            raise ValueError(f"first must not be negative, got {self.first}")
+        at_least("first", self.first, 0)
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         period = max(1, step.n // step.k)
-        return torch.arange((self.first + step.index) % period, step.n, period, device=acc.device)
+        start = (self.first + step.index) % period
+        return immediately(Selection(torch.arange(start, step.n, period, device=acc.device)))
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.agreed(acc, picked, pulse, step)
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return agreed(acc, selection, step)
 
 
 gradsieve.SPARSIFIERS["cyclick"] = CyclicK
@@ -38,14 +38,11 @@ gradsieve.SPARSIFIERS["cyclick"] = CyclicK
 
 def main() -> None:
     world = gradsieve.VirtualWorld(4)
-    reducers = [
-        gradsieve.SparseReducer(gradsieve.make_sparsifier("cyclick"), density=0.01, rank=rank, world_size=4)
-        for rank in range(4)
-    ]
+    reducers = gradsieve.virtual_reducers("cyclick", 0.01, world_size=4)
     for _ in range(3):
         grads = [torch.randn(10_000) for _ in range(4)]
         world.run([reducer.reduce(grad) for reducer, grad in zip(reducers, grads, strict=True)])
-        report = reducers[0].end_step()
+        report = reducers[0].report
         print(f"step {report.step}: sent {report.density:.2%}, residual norm {report.residual_norm:.1f}")
 
 

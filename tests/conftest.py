@@ -5,9 +5,8 @@ import torch
 from hypothesis import settings
 
 from gradsieve import SPARSIFIERS
-from helpers import load_example
+from helpers import LIBRARY
 
-load_example("new_sparsifier")
 settings.register_profile("gradsieve", deadline=None)  # no test fails because the machine was busy
 settings.load_profile("gradsieve")
 torch.set_num_threads(1)  # the tests run in several processes
@@ -15,9 +14,9 @@ torch.set_num_threads(1)  # the tests run in several processes
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "sparsifier" in metafunc.fixturenames:
-        metafunc.parametrize("sparsifier", list(SPARSIFIERS))
+        metafunc.parametrize("sparsifier", LIBRARY)
     if "exclusive" in metafunc.fixturenames:
-        metafunc.parametrize("exclusive", [name for name, made in SPARSIFIERS.items() if made.EXCLUSIVE])
+        metafunc.parametrize("exclusive", [name for name in LIBRARY if SPARSIFIERS[name].EXCLUSIVE])
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

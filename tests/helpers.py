@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradsieve import Exchanged, SparseReducer, StepReport, VirtualWorld, make_sparsifier
-from gradsieve.reducer import _write_
-from gradsieve.schedules import Schedule
+from gradsieve import SPARSIFIERS, StepReport, VirtualWorld, virtual_reducers
+from gradsieve.density import Density, Schedule
+from gradsieve.feedback import Feedback
+from gradsieve.gradients import write_
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +32,10 @@ def load(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+load_example("new_sparsifier")
+LIBRARY = list(SPARSIFIERS)  # the example's included, but not those of the studies, which tests may import
 
 
 def _spike(n: int, generator: torch.Generator) -> Tensor:
@@ -81,34 +86,36 @@ class Group:
     def __init__(
         self,
         name: str,
-        density: float | Schedule,
+        density: float | Schedule | Density,
         world_size: int,
         sizes: Sequence[int] | None = None,
         values: str = "fp32",
         dense_steps: int = 0,
+        feedback: Feedback | None = None,
         **options: Any,
     ) -> None:
         self.world = VirtualWorld(world_size)
-        more: dict[str, Any] = {
-            "world_size": world_size,
-            "sizes": sizes,
-            "values": values,
-            "dense_steps": dense_steps,
-        }
-        self.reducers = [
-            SparseReducer(make_sparsifier(name, **options), density, rank=r, **more) for r in range(world_size)
-        ]
+        self.reducers = virtual_reducers(
+            name,
+            density,
+            world_size=world_size,
+            options=options,
+            sizes=sizes,
+            values=values,
+            dense_steps=dense_steps,
+            feedback=feedback,
+        )
         self.reports: list[StepReport] = []
 
     def step(self, grads: list[Tensor]) -> list[Tensor]:
         """Run a step; returns the updates, and leaves the reports in `reports`."""
         updates = self.world.run([r.reduce(g) for r, g in zip(self.reducers, grads, strict=True)])
-        self.reports = [reducer.end_step() for reducer in self.reducers]
+        self.reports = [report for reducer in self.reducers if (report := reducer.report) is not None]
         return updates
 
     def residuals(self, n: int) -> list[Tensor]:
         """Copies, zero before the first step."""
-        return [torch.zeros(n) if r._residual is None else r.residual.clone() for r in self.reducers]
+        return [torch.zeros(n) if r._arena is None else r.residual.clone() for r in self.reducers]
 
     def accumulators(self, grads: list[Tensor]) -> list[Tensor]:
         """What the next step with these gradients has to send or to keep."""
@@ -136,16 +143,14 @@ def run_in_pieces(group: Group, grads: list[Tensor], edges: list[int], held: dic
     outs, programs = [grad.clone() for grad in grads], []
     for rank, (reducer, out) in enumerate(zip(group.reducers, outs, strict=True)):
         reducer.open(len(out), out.device)
+        reducer.begin()
         for number in reversed(range(len(edges) - 1)):
             piece = out[edges[number] : edges[number + 1]]
             reducer.add(piece, edges[number], piece, hold_back=number in held.get(rank, set()))
-
-        def write(sent: Exchanged, out: Tensor = out) -> None:
-            _write_(out, sent)
-
-        programs.append(reducer.finish(write))
-    group.world.run(programs)
-    group.reports = [reducer.end_step() for reducer in group.reducers]
+        programs.append(reducer.finish())
+    for out, sent in zip(outs, group.world.run(programs), strict=True):
+        write_(out, sent)
+    group.reports = [report for reducer in group.reducers if (report := reducer.report) is not None]
     return outs
 
 
@@ -163,7 +168,7 @@ def check_loss_scale(plain: Group, scaled: Group) -> None:
 def added(state: dict[str, Any], grad: Tensor) -> Tensor:
     """What a gradient adds to the residual of a worker with this state: itself, or with momentum its velocity."""
     grad = grad.to(torch.float32)
-    velocity = state["state"].get("velocity")
+    velocity = state["state"].get("feedback", {}).get("velocity")
     return grad if velocity is None else velocity * state["options"]["momentum"] + grad
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradsieve import SparseReducer, VirtualWorld, dgc_warm_up, make_sparsifier, ops
-from gradsieve.schedules import Schedule
+from gradsieve.density import Schedule
 from gradsieve.sparsifiers.hard_threshold import authors_rule
 from helpers import Group, assert_same, gradients, run_in_pieces
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradsieve.wire import FP8, VALUES, decode, encode, message_bytes, message_length, rounded
+from gradsieve.comm.wire import FP8, VALUES, decode, encode, message_bytes, message_length, rounded
 
 RELATIVE = {"fp32": 0.0, "bf16": 2**-8, "fp8": 2**-4}
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

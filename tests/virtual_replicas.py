@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gradsieve import VirtualWorld, make_sparsifier
-from gradsieve.schedules import as_density
+from gradsieve.density import as_density
 from gradsieve.share import Replica
 from gradsieve.share.driver import Driver
 from gradsieve.share.parameters import second_moments

@@ -1,33 +1,34 @@
-"""Data-parallel PyTorch training over slow networks: send only the part of the gradient that matters."""
+"""Data-parallel PyTorch training over slow networks: exchange only the part of the model that matters."""
 
 from gradsieve._version import __version__
-from gradsieve.checkpoint import CheckpointError
-from gradsieve.collectives import AllGather, AllReduce, AllToAll, Broadcast, Program
+from gradsieve.comm.step import Selection, Sent
 from gradsieve.ddp import Sieve, sparsify
-from gradsieve.exchange import Exchanged
+from gradsieve.density import Budget, dgc_warm_up
+from gradsieve.feedback import LowPass, Momentum, Plain
 from gradsieve.reducer import SparseReducer
-from gradsieve.replicas import ReplicasDiffer
-from gradsieve.schedules import dgc_warm_up
+from gradsieve.reports import StepReport
 from gradsieve.share import Auto, NonFiniteWeights, ReplicaAdamW, ShareReport, ShareSieve, share
-from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, Window, make_sparsifier
-from gradsieve.steps import StepReport
+from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, make_sparsifier
+from gradsieve.state.checkpoint import CheckpointError
+from gradsieve.state.replicas import ReplicasDiffer
+from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
 
 __all__ = [
     "SPARSIFIERS",
-    "AllGather",
-    "AllReduce",
-    "AllToAll",
     "Auto",
-    "Broadcast",
+    "Budget",
     "CheckpointError",
-    "Exchanged",
+    "LowPass",
     "Meter",
+    "Momentum",
     "NonFiniteWeights",
+    "Plain",
     "ProcessGroupWorld",
-    "Program",
     "ReplicaAdamW",
     "ReplicasDiffer",
+    "Selection",
+    "Sent",
     "ShareReport",
     "ShareSieve",
     "Sieve",
@@ -36,11 +37,11 @@ __all__ = [
     "Step",
     "StepReport",
     "VirtualWorld",
-    "Window",
     "WorkersDiverged",
     "__version__",
     "dgc_warm_up",
     "make_sparsifier",
     "share",
     "sparsify",
+    "virtual_reducers",
 ]

@@ -1,37 +1,58 @@
-"""The reducer: one worker's residual and step counter, and the way of a gradient through a step."""
+"""The reducer: one worker's residual and step counter, and the way of a gradient through a step.
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+begin() -> add(piece)* -> finish() -> Sent
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import BadInput, BadType, at_least, fraction, one_of
+from gradsieve._check import BadInput, BadType, at_least, one_of
 from gradsieve._version import __version__
-from gradsieve.collectives import Ledger, Program, watched
-from gradsieve.exchange import Exchanged
-from gradsieve.handshake import handshake
-from gradsieve.schedules import Schedule, as_density
-from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step
+from gradsieve.arena import Arena
+from gradsieve.comm.collectives import Program
+from gradsieve.comm.step import Sent, Step
+from gradsieve.comm.traffic import Ledger, metered
+from gradsieve.comm.wire import VALUES
+from gradsieve.density import Density, Schedule, as_density
+from gradsieve.density.base import elements
+from gradsieve.feedback import Feedback
+from gradsieve.feedback.plain import Folding
+from gradsieve.gradients import check_grad, checked_out, write_
+from gradsieve.reports import Clock, StepReport
+from gradsieve.sparsifiers import Shape, Sparsifier, Window, name_of
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.sparsifiers.dense import Dense
-from gradsieve.steps import Clock, StepReport
-from gradsieve.wire import VALUES
+from gradsieve.state.handshake import handshake
+from gradsieve.states import State, States, check_identity
 
-STATE_VERSION = 3  # as that of checkpoints
-_FLOAT32 = 4
+STATE_VERSION = 4  # as that of checkpoints
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """The step that has begun."""
+
+    step: Step
+    sparsifier: Sparsifier[Any]
+    window: Window
+    folding: Folding
+    clock: Clock
 
 
 class SparseReducer:
     """Turns the workers' gradients into one sparse mean, and keeps what was not sent for later steps.
 
     Args:
-        sparsifier: a `Sparsifier` object; each reducer needs its own.
-        density: the fraction of the gradient that all workers together send per step, in (0, 1], or a function of
-            the step. At 1, and for vectors so short that k = n, every sparsifier sends the full gradient.
+        sparsifier: a `Sparsifier` object; it has no state of its own.
+        density: the fraction of the gradient that all workers together send per step, in (0, 1]; a function of the
+            step; or a `Budget`. At 1, and for vectors so short that k = n, every sparsifier sends
+            the full gradient.
         rank, world_size: which worker this is, and how many there are.
         dense_steps: number of initial steps that send the full gradient.
         sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
@@ -39,6 +60,8 @@ class SparseReducer:
         measure: whether reports contain the residual's norm, which costs one more pass over it.
         values: how values travel: "fp32", or "bf16" or "fp8", half and a quarter as long; what rounding leaves out
             stays in the residual.
+        feedback: what gradients add to the residual: `Plain()`, `Momentum(...)` or `LowPass(...)`; by default what
+            the sparsifier's paper has.
         labels: what else must be the same on all workers, by name; compared before the first step.
 
     >>> from gradsieve import VirtualWorld, make_sparsifier
@@ -53,8 +76,8 @@ class SparseReducer:
 
     def __init__(
         self,
-        sparsifier: Sparsifier,
-        density: float | Schedule = 1e-3,
+        sparsifier: Sparsifier[Any],
+        density: float | Schedule | Density = 1e-3,
         *,
         rank: int,
         world_size: int,
@@ -62,48 +85,64 @@ class SparseReducer:
         sizes: Sequence[int] | None = None,
         measure: bool = True,
         values: str = "fp32",
+        feedback: Feedback | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(sparsifier, Sparsifier):
             raise BadType(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
-        if getattr(sparsifier, "_taken", False):
-            raise BadInput("sparsifier must belong to one reducer only, got one that is in use: make another")
-        self._density = as_density(density, dense_steps)
         at_least("world_size", world_size, 1)
         if not 0 <= at_least("rank", rank, 0) < world_size:
             raise BadInput(f"rank must be below world_size {world_size}, got {rank}")
-        sparsifier._taken = True  # type: ignore[attr-defined]
         self.sparsifier = sparsifier
+        self.feedback = sparsifier.feedback() if feedback is None else feedback
         self.rank, self.world_size, self.measure = rank, world_size, measure
         self.sizes = None if sizes is None else list(sizes)
         self.values = one_of("values", values, VALUES)
         self.labels = dict(labels or {})
         self.step = 0
         self.ledger = Ledger()
-        self._residual: Tensor | None = None
+        self.report: StepReport | None = None  # of the last step
+        self._density = self._fitting(as_density(density, dense_steps))
+        self._arena: Arena | None = None
+        self._states = States(State(), State(), State())
+        self._under_way: _UnderWay | None = None
         self._dtype = ""
-        self._pieces: list[_Piece] = []
         self._agreed = False
-        self._report: StepReport | None = None
-        self._everything = Dense()
 
     @property
     def density(self) -> float:
-        """Of the next step."""
-        return self._density(self.step)
+        """Of the next step; of a budget, its mean."""
+        return self._density.at(self.step)
 
-    def set_density(self, density: float | Schedule, dense_steps: int = 0) -> None:
-        """Another density, or another function of the step, from the next step on."""
-        changed = as_density(density, dense_steps)
-        changed(self.step)
+    def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
+        """Another density from the next step on. A budget goes on with what was spent so far."""
+        changed = self._fitting(as_density(density, dense_steps))
+        changed.at(self.step)
+        if self._arena is not None and type(changed.init()) is not type(self._states.density):
+            self._states = replace(self._states, density=changed.init())
         self._density = changed
+
+    def _fitting(self, density: Density) -> Density:
+        if density.needs_magnitudes and not self.sparsifier.SHOWS_MAGNITUDES:
+            raise BadInput(
+                "a Budget needs a sparsifier with one threshold for all (exdyna, micro, shared_threshold), "
+                f"got {name_of(self.sparsifier)}"
+            )
+        return density
 
     @property
     def residual(self) -> Tensor:
         """What was not sent yet: one flat float32 vector, this reducer's own."""
-        if self._residual is None:
+        if self._arena is None:
             raise RuntimeError("residual does not exist before the first step")
-        return self._residual
+        return self._arena.residual
+
+    @property
+    def states(self) -> States:
+        """What sparsifier, density and feedback have learned."""
+        if self._arena is None:
+            raise RuntimeError("states do not exist before the first step")
+        return self._states
 
     def reduce(self, grad: Tensor, out: Tensor | None = None) -> Program[Tensor]:
         """One step of this worker, as a program: hand it to a world, whose `run` returns the update.
@@ -112,265 +151,186 @@ class SparseReducer:
         `grad` itself (then no memory is needed beyond residual and gradient); by default to a new tensor. If any
         worker's gradient is not finite, the update is NaN on all of them and all else stays as it was.
         """
-        out = self._check(grad, out)
-        return self._reduce(grad.detach(), out)
+        check_grad(grad, None if self._arena is None else len(self.residual), self._dtype, self.sizes)
+        return self._reduce(grad.detach(), checked_out(out, grad))
 
     def _reduce(self, grad: Tensor, out: Tensor) -> Program[Tensor]:
         self._dtype = str(grad.dtype)
         self.open(len(grad), grad.device)
-        before = out if out.element_size() >= _FLOAT32 else torch.empty_like(self.residual)
-        self.add(grad, 0, before)
-        yield from self.finish(lambda sent: _write_(out, sent))
+        self.begin()
+        self.add(grad, 0, out if out.element_size() >= torch.float32.itemsize else torch.empty_like(self.residual))
+        sent = yield from self.finish()
+        started = time.perf_counter()
+        write_(out, sent)
+        self.note_write(time.perf_counter() - started)
         return out
 
     def open(self, n: int, device: torch.device) -> None:
         """Make room for vectors of n elements, unless that was done before."""
-        if self._residual is None:
-            self._allocate(n, device)
+        if self._arena is None:
+            self._arena = Arena(n, device)
+            self._states = self._fresh()
+
+    def begin(self) -> None:
+        """A step begins; `open` was called before."""
+        assert self._arena is not None
+        self.ledger = Ledger()
+        self._arena.begin()
+        step = self._next_step()
+        acting = self.sparsifier if step.k < step.n else _EVERYTHING
+        window = acting.window(self._state_of(acting), step)
+        folding = self.feedback.begin(self._states.feedback, step.sizes, self.world_size)
+        self._under_way = _UnderWay(step, acting, window, folding, Clock(self.ledger))
 
     def add(self, grad: Tensor, start: int, before: Tensor, *, hold_back: bool = False) -> None:
-        """One piece of a step's gradient: `residual[start:][:len(grad)] += grad`.
+        """One piece of a step's gradient: `residual[start:][:len(grad)] += grad`, or what the feedback makes of it.
 
-        `before` receives the residual as it was, and must stay until `finish` writes; it may be `grad` itself.
+        `before` receives the residual as it was, and must stay until `finish` is done; it may be `grad` itself.
         `hold_back` says that the gradient is zero and nothing of this piece may be sent: its residual waits, and
-        whatever else the sparsifier keeps for it. What is added is the gradient as the sparsifier's `fold` has it.
+        whatever the feedback keeps for it.
         """
-        if not self._pieces:
-            self.ledger, self._finite = Ledger(), torch.tensor(True, device=grad.device)
-            self._clock = Clock(self.ledger)
-            self._now = self._step(self.density)
-            self._window = self._acting(self._now).window(self._now)
-        self._clock.skip()
-        stop = start + len(grad)
-        threshold, first, last = self._window
-        if hold_back:
-            first = last = start
-        inside = (min(max(edge - start, 0), len(grad)) for edge in (first, last))
-        piece, added = self.residual[start:stop], grad if hold_back else self.sparsifier.fold(grad, start)
-        hits = ops.accumulate_select_(piece, added, threshold, *inside, backup=before, finite=self._finite)
-        hits = hits + start if start else hits
-        self._pieces.append(_Piece(start, stop, before, before._version, hold_back, hits))
-        self._clock.lap("accumulate")
+        assert self._arena is not None
+        assert self._under_way is not None
+        now = self._under_way
+        now.clock.skip()
+        if not hold_back:
+            now.step.quota.notice(grad)
+        added = grad if hold_back else now.folding.add(grad, start)
+        self._arena.add(added, start, before, now.window, held_back=hold_back)
+        now.clock.lap("accumulate")
 
-    def finish(self, write: Callable[[Exchanged], None]) -> Program[Exchanged]:
-        """The rest of a step, once all pieces were added; `write` puts the update where it belongs."""
-        return watched(self._finish(write), self.ledger, self.world_size)
+    def finish(self) -> Program[Sent]:
+        """The exchange, once all pieces were added. What all workers hold then is returned; nothing is written."""
+        return metered(self._finish(), self.ledger, self.world_size)
 
-    def _finish(self, write: Callable[[Exchanged], None]) -> Program[Exchanged]:
-        pieces, self._pieces = sorted(self._pieces, key=lambda piece: piece.start), []
-        step, clock, acc = self._now, self._clock, self.residual
-        sparsifier = self._acting(step)
-        committed = False
-        try:
+    def _finish(self) -> Program[Sent]:
+        assert self._arena is not None
+        assert self._under_way is not None
+        arena, now, self._under_way = self._arena, self._under_way, None
+        with arena.exchange() as acc:
             if not self._agreed:
                 yield from handshake(self.rank, self.world_size, self._settings())
                 self._agreed = True
-                clock.skip()
-            healthy, pulse = bool(self._finite), acc.new_zeros(1, dtype=VALUES[self.values])
-            if not healthy:
-                # No algorithm ever sees a value that is not finite: this worker takes part with its old residual
-                # and tells the others through the pulse.
-                _restore_(acc, pieces)
-                pulse.fill_(math.nan)
-            held_back = [(acc[p.start : p.stop], acc[p.start : p.stop].clone()) for p in pieces if p.hold_back]
-            for part, _ in held_back:
-                part.zero_()
-            hits = torch.cat([p.hits for p in pieces]) if healthy else ops.select_above(acc, *self._window)
-            picked = yield from sparsifier.select(acc, hits, step)
-            clock.lap("select")
-            sent = yield from sparsifier.exchange(acc, picked, pulse, step)
-            threshold = sparsifier.threshold_in_use if sent.finite else None
+                now.clock.skip()
+            hits, step = arena.hits, replace(now.step, healthy=arena.finite)
+            if not step.healthy:
+                # No algorithm ever sees a value that is not finite: this worker takes part with its old residual,
+                # and the health flag says so to the others.
+                arena.restore()
+                hits = ops.select_above(acc, *now.window)
+            selection = yield from now.sparsifier.select(self._state_of(now.sparsifier), acc, hits, step)
+            now.clock.lap("select")
+            sent = yield from now.sparsifier.exchange(acc, selection, step)
             if sent.finite:
-                for piece in pieces:
-                    sparsifier.settle_(acc[piece.start : piece.stop], piece.before)
-                self.sparsifier.commit(sent, [(p.start, p.stop) for p in pieces if p.hold_back])
+                for piece in arena.pieces:
+                    self.feedback.settle_(acc[piece.start : piece.stop], piece.before)
+                after = self._updated(now, selection, sent)
+                if sent.indices is None:
+                    arena.release()  # the mean is in its memory
             else:
-                _restore_(acc, pieces)
-            committed = True
-            try:
-                write(sent)
-            finally:  # also if it fails: others have completed the step, and nothing that was kept may be lost
-                if sent.finite:
-                    if sent.indices is None:
-                        acc.zero_()  # the dense exchange leaves its mean there
-                    for part, kept in held_back:
-                        part.copy_(kept)
-                    sparsifier.observe(sent, step)
-                    self.step += 1
-        finally:
-            if not committed:  # a worker failed, or the world gave up: as if the step had not begun
-                _restore_(acc, pieces)
-        clock.lap("write")
-        self._report = self._make_report(step, threshold, sent, clock)
+                arena.restore()
+        if sent.finite:
+            self._states, self.step = after, self.step + 1
+        now.clock.lap("update")
+        norm = vector_norm(self.residual) if self.measure else None
+        now.clock.lap("measure")
+        threshold = selection.threshold if sent.finite else None
+        self.report = StepReport.of(step, sent, now.clock, threshold=threshold, residual_norm=norm)
         return sent
 
+    def _updated(self, now: _UnderWay, selection: Any, sent: Sent) -> States:
+        assert self._arena is not None
+        states, step, everything = self._states, now.step, now.sparsifier is _EVERYTHING
+        return States(
+            states.sparsifier if everything else now.sparsifier.update(states.sparsifier, selection, sent, step),
+            self._density.update(states.density, selection.decision, step.index, step.n, sent.union),
+            now.folding.finish(sent, self._arena.held_back),
+        )
+
     def abandon(self) -> None:
-        """Take back the pieces that were added, if the step cannot be finished.
+        """Take back the pieces that were added, if the step cannot be finished."""
+        self._under_way = None
+        if self._arena is not None:
+            self._arena.abandon()
 
-        Where their `before` was written to since, what was added stays in the residual: nothing is lost.
-        """
-        _restore_(self.residual, [piece for piece in self._pieces if piece.before._version == piece.version])
-        self._pieces = []
-
-    def _acting(self, step: Step) -> Sparsifier:
-        return self.sparsifier if step.k < step.n else self._everything
+    def note_write(self, seconds: float) -> None:
+        """Writing the update took this long: part of the report."""
+        assert self.report is not None
+        self.report = replace(self.report, seconds={**self.report.seconds, "write": seconds})
 
     def rescale(self, factor: float) -> None:
         """Gradients will come multiplied by `factor` from now on (a loss scale changed): so is what is kept."""
-        if self._residual is not None:
-            self._residual.mul_(factor)
-            self.sparsifier.rescale(factor)
+        if self._arena is not None:
+            self._arena.residual.mul_(factor)
+            self._states = self._states.rescaled(factor)
 
-    def end_step(self) -> StepReport:
-        """The report of the step that was just run."""
-        if self._report is None:
-            raise RuntimeError("end_step() needs a finished reduce() before it")
-        report, self._report = self._report, None
-        return report
+    def _state_of(self, acting: Sparsifier[Any]) -> State:
+        return self._states.sparsifier if acting is not _EVERYTHING else State()
 
-    def _make_report(self, step: Step, threshold: float | None, sent: Exchanged, clock: Clock) -> StepReport:
-        total = self.ledger.total
-        norm = vector_norm(self.residual) if self.measure else None
-        clock.lap("measure")
-        return StepReport(
-            step=step.index,
-            n=step.n,
-            k=step.k,
-            finite=sent.finite,
-            counts=sent.counts,
-            union=sent.union,
-            threshold=threshold,
-            residual_norm=norm,
-            bytes_sent=total.handed_bytes,
-            ring_bytes=total.ring_bytes,
-            collectives=total.calls,
-            seconds={**clock.seconds, "communicate": total.seconds},
-        )
+    def _fresh(self) -> States:
+        n = len(self.residual)
+        shape = Shape(n, elements(self._density.target, n), self.sizes or [n], self.world_size)
+        return States(self.sparsifier.init(shape), self._density.init(), self.feedback.init(n))
+
+    def _next_step(self) -> Step:
+        n, density = len(self.residual), self.density
+        asked = self._density.quota(self._states.density, self.step, n)
+        sizes, wire = tuple(self.sizes or (n,)), VALUES[self.values]
+        return Step(self.step, n, elements(density, n), self.rank, self.world_size, wire, sizes=sizes, asked=asked)
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's whole state: plain numbers, strings, lists and tensors."""
         return {
             "version": STATE_VERSION,
             "sparsifier": name_of(self.sparsifier),
-            "options": self.sparsifier.lasting_options(),
-            "density": self.density,
+            "options": {**self.sparsifier.options(), **self.feedback.label()},
             "rank": self.rank,
             "world_size": self.world_size,
-            "n": 0 if self._residual is None else len(self._residual),
+            "n": 0 if self._arena is None else len(self.residual),
             "step": self.step,
-            "residual": torch.empty(0) if self._residual is None else self._residual.clone(),
-            "state": {} if self._residual is None else self.sparsifier.state_dict(),
+            "residual": torch.empty(0) if self._arena is None else self.residual.clone(),
+            "state": {} if self._arena is None else self._states.to_dict(),
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and vector."""
-        state = dict(state_dict)
-        own = self.state_dict()
-        if set(state) != set(own):
-            raise BadInput(f"state must have the keys {sorted(own)}, got {sorted(state)}")
-        for name in ("version", "sparsifier", "options", "rank", "world_size"):
-            if state[name] != own[name]:
-                raise BadInput(f"state must have this reducer's {name}, {own[name]}, got {state[name]}")
-        if self._residual is not None and state["n"] != own["n"]:
-            raise BadInput(f"state must have this reducer's n, {own['n']}, got {state['n']}")
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, resized: bool = False) -> None:
+        """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and vector.
+
+        resized: the state comes from another world size; what depends on that starts afresh.
+        """
+        state, sized = dict(state_dict), ("n",) if self._arena is not None else ()
+        check_identity("reducer", state, self.state_dict(), *sized)
         residual, n = state["residual"], at_least("n", state["n"], 0)
         if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
             raise BadInput(f"residual must be a float32 vector of {n} elements, got {residual!r}")
-        fraction("density", state["density"])
         step = at_least("step", state["step"], 0)
         if n:
-            self._load(residual, state["state"])
+            arena = self._arena
+            self._arena = self._arena or Arena(n, residual.device)
+            try:
+                self._states = self._fresh().restored(state["state"], resized=resized)
+            except ValueError:
+                self._arena = arena
+                raise
+            self.abandon()
+            self.residual.copy_(residual)
         self.step, self._agreed = step, False
-
-    def _load(self, residual: Tensor, sparsifier_state: dict[str, Any]) -> None:
-        fresh = self._residual is None
-        if fresh:
-            self._allocate(len(residual), residual.device)
-        try:
-            self.sparsifier.load_state_dict(sparsifier_state)
-        except ValueError:
-            if fresh:
-                self._residual = None
-            raise
-        self.residual.copy_(residual)
-
-    def _check(self, grad: Tensor, out: Tensor | None) -> Tensor:
-        if not isinstance(grad, Tensor) or grad.dtype not in ops.GRAD_DTYPES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in ops.GRAD_DTYPES)
-            raise BadType(f"grad must be a tensor of one of {known}, got {_kind(grad)}")
-        if grad.dim() != 1 or not grad.is_contiguous() or len(grad) == 0:
-            raise BadInput(
-                f"grad must be a contiguous vector with an element at least, got shape {tuple(grad.shape)}"
-            )
-        if self._residual is not None and len(grad) != len(self._residual):
-            raise BadInput(f"grad must have n = {len(self._residual)} elements as before, got {len(grad)}")
-        if self._dtype and str(grad.dtype) != self._dtype:
-            raise BadType(f"grad must stay {self._dtype.removeprefix('torch.')}, got {_kind(grad)}")
-        if self.sizes is not None and sum(self.sizes) != len(grad):
-            raise BadInput(f"sizes must add up to n = {len(grad)}, got {sum(self.sizes)}")
-        if out is None:
-            return torch.empty_like(grad)
-        if out.shape != grad.shape or out.dtype != grad.dtype or not out.is_contiguous():
-            raise BadInput(
-                f"out must be a contiguous {_kind(grad)} vector of {len(grad)}, got {_kind(out)} {tuple(out.shape)}"
-            )
-        return out.detach()
-
-    def _allocate(self, n: int, device: torch.device) -> None:
-        self._residual = torch.zeros(n, device=device)
-        self.sparsifier.setup(self._step(self._density.target), self.sizes or [n])
-
-    def _step(self, density: float) -> Step:
-        n = len(self.residual)
-        return Step(self.step, n, min(n, max(1, round(density * n))), self.rank, self.world_size)
 
     def _settings(self) -> dict[str, Any]:
         return {
             "gradsieve": __version__,
             "sparsifier": name_of(self.sparsifier),
             **{f"{name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
-            "density": self.density,
+            **self.feedback.label(),
+            "density": str(self._density) if self._density.needs_magnitudes else self.density,
             "values": self.values,
             "n": len(self.residual),
             **self.labels,
             "dtype": self._dtype,
             "sizes": self.sizes,
             "step": self.step,
-            "the sparsifier's state": self.sparsifier.fingerprint(),
+            "the sparsifier's state": self._states.sparsifier.fingerprint(),
+            "the density's state": self._states.density.fingerprint(),
         }
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A part of the gradient that was added to the residual in this step."""
-
-    start: int
-    stop: int
-    before: Tensor
-    version: int  # torch's count of writes to `before`, after this one
-    hold_back: bool
-    hits: Tensor
-
-
-def _restore_(residual: Tensor, pieces: Sequence[_Piece]) -> None:
-    for piece in pieces:
-        residual[piece.start : piece.stop] = piece.before
-
-
-def _write_(out: Tensor, sent: Exchanged) -> None:
-    if not sent.finite:
-        out.fill_(math.nan)
-    elif sent.indices is None:
-        out.copy_(sent.values)
-    else:
-        ops.scatter_update_(out, sent.indices, sent.values)
-
-
-def name_of(sparsifier: Sparsifier) -> str:
-    """Its name in `SPARSIFIERS`, or that of its class."""
-    names = (name for name, known in SPARSIFIERS.items() if type(sparsifier) is known)
-    return next(names, type(sparsifier).__name__)
-
-
-def _kind(x: Any) -> str:
-    return str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else repr(x)
+_EVERYTHING = Dense()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradsieve._check import BadInput, BadType, at_least, number, one_of
-from gradsieve.collectives import ring_all_reduce_bytes
+from gradsieve.comm.traffic import ring_all_reduce_bytes
 
 Vectors: TypeAlias = Tensor | Iterable[Tensor | Sequence[float]]  # one a step, all of one length
 ACCOUNTINGS = ("values", "values+indices", "ring")

@@ -8,15 +8,16 @@ from gradsieve_lab.runs.methods import DENSE
 from gradsieve_lab.runs.records import Run
 from gradsieve_lab.runs.settings import Settings
 from studies.reproduce.shelf import dataset
+from studies.sparsifiers import STUDIED
 
 TASK, DATASET, DENSITY = "mlp", "mnist", 0.001
-RELEASE = "exdyna:compat=release"
+RELEASE = "released_exdyna"
 FULL, QUICK = 200, 60  # steps
 
 
 def every_method() -> list[str]:
-    """All of the registry that choose, and ExDyna as released."""
-    return [*(name for name in SPARSIFIERS if name != DENSE), RELEASE]
+    """All of the library that choose, the oracle, and ExDyna as released."""
+    return [*(name for name in SPARSIFIERS if name != DENSE and name not in STUDIED), "oracle", RELEASE]
 
 
 def steps_of(quick: bool) -> int:

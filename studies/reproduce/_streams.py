@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gradsieve.reducer import SparseReducer
-from gradsieve.sparsifiers import make_sparsifier
-from gradsieve.steps import StepReport
+from gradsieve.reports import StepReport
+from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds import VirtualWorld
 from gradsieve_lab.runs.methods import parse_method
 
@@ -75,22 +75,22 @@ def play(
 ) -> list[Done]:
     """Reduce a stream with a method as `parse_method` reads it; what the last steps caught is weighed."""
     parsed = parse_method(method, density)
-    reducers = [
-        SparseReducer(
-            make_sparsifier(parsed.name, **parsed.options),
-            parsed.density,
-            rank=rank,
-            world_size=stream.workers,
-            sizes=stream.sizes,
-            measure=False,
-        )
-        for rank in range(stream.workers)
-    ]
+    reducers = virtual_reducers(
+        parsed.name,
+        parsed.density,
+        world_size=stream.workers,
+        options=parsed.options,
+        sizes=stream.sizes,
+        measure=False,
+    )
     world, done = VirtualWorld(stream.workers), []
     for step, grads in enumerate(stream.steps(steps)):
         before_step()
         updates = world.run([reducer.reduce(grad, out=grad) for reducer, grad in zip(reducers, grads, strict=True)])
-        reports, sent = [reducer.end_step() for reducer in reducers], updates[0] * stream.workers
+        reports, sent = (
+            [reducer.report for reducer in reducers if reducer.report is not None],
+            updates[0] * stream.workers,
+        )
         weighs = step >= steps - weigh_last
         done.append(Done(reports, captured(_owed(reducers, sent), sent, reports[0].union) if weighs else None))
     return done

@@ -19,7 +19,7 @@ from studies.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Find
 from studies.reproduce.imbalance import SETTLED, stream_imbalance, stream_words
 from studies.reproduce.shelf import Shelf
 
-WHOLE, STILL, STATIC = "exdyna", "exdyna:rotate=false", "micro"
+WHOLE, STILL, STATIC = "exdyna", "still_exdyna", "micro"
 WORKERS = 8
 SHARDS = {"alike": 0.0, "skewed by label": 1.0}
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
@@ -60,7 +60,7 @@ def measure(shelf: Shelf) -> Measured:
     }
     base = training(WORKERS, steps)
     whole = shelf.train(base, WHOLE)
-    fixed = f"exdyna:spend=fixed:threshold={authors_rule(whole.steps[0]['k']):.6g}"
+    fixed = f"fixed_exdyna:threshold={authors_rule(whole.steps[0]['k']):.6g}"
     parts = {method: _mean([shelf.train(base, method)]) for method in (WHOLE, STATIC, fixed)}
     counts = QUICK_BLOCKS if shelf.quick else BLOCKS
     return Measured(

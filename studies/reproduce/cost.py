@@ -13,14 +13,24 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve.collectives import AllGather, Ledger, Program, watched
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.sparsifiers import Sparsifier, Window
-from gradsieve.sparsifiers.base import NOTHING
+from gradsieve.comm.traffic import Ledger, metered
+from gradsieve.extend import (
+    NOTHING,
+    Program,
+    Selection,
+    Sent,
+    Shape,
+    Sparsifier,
+    State,
+    Step,
+    Window,
+    all_gather,
+    immediately,
+)
+from gradsieve.reports import Clock
 from gradsieve.sparsifiers.exdyna import ExDyna
-from gradsieve.sparsifiers.hard_threshold import HardThreshold
+from gradsieve.sparsifiers.hard_threshold import HardThreshold, HardThresholdState
 from gradsieve.sparsifiers.topk import TopK
-from gradsieve.steps import Clock
 from gradsieve.worlds import VirtualWorld
 from studies.reproduce.base import EXDYNA_PAPER, Check, Experiment, Figure, Finding, Grid, Line
 from studies.reproduce.shelf import Shelf
@@ -60,57 +70,59 @@ class Timing:
     ms: float
 
 
-class FullSort(Sparsifier):
+@dataclass(frozen=True)
+class FullSort(Sparsifier[State]):
     """Top-k by sorting everything."""
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        return acc.abs().sort(descending=True).indices[: step.k].sort().values
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        return immediately(Selection(acc.abs().sort(descending=True).indices[: step.k].sort().values))
 
 
+@dataclass(frozen=True)
 class PlainScan(HardThreshold):
     """The scan as one writes it in torch."""
 
-    def window(self, step: Step) -> Window:
-        super().window(step)
+    def window(self, state: HardThresholdState, step: Step) -> Window:
         return NOTHING
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
+    def select(self, state: HardThresholdState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         assert self.threshold is not None
-        return torch.where(acc.abs() >= self.threshold)[0]
+        return immediately(Selection(torch.where(acc.abs() >= self.threshold)[0]))
 
 
 class Team:
     """Virtual workers that select from accumulators they are handed, and send nothing."""
 
-    def __init__(self, make: Callable[[], Sparsifier], n: int, workers: int, acting: int) -> None:
-        self.world = VirtualWorld(acting)
-        self.steps = [Step(0, n, max(1, round(DENSITY * n)), rank, workers) for rank in range(acting)]
-        self.sparsifiers = [make() for _ in self.steps]
-        for sparsifier, step in zip(self.sparsifiers, self.steps, strict=True):
-            sparsifier.setup(step, [n])
+    def __init__(self, sparsifier: Sparsifier[Any], n: int, workers: int, acting: int) -> None:
+        self.world, self.sparsifier = VirtualWorld(acting), sparsifier
+        k = max(1, round(DENSITY * n))
+        self.steps = [Step(0, n, k, rank, workers) for rank in range(acting)]
+        self.states = [sparsifier.init(Shape(n, k, [n], workers)) for _ in self.steps]
 
     def select(self, draw: Callable[[], Tensor]) -> list[float]:
         """One step: the milliseconds of each worker, without those spent waiting for the others."""
         ledgers = [Ledger() for _ in self.steps]
         programs = [
-            watched(_selection(sparsifier, draw(), step, ledger), ledger, self.world.size)
-            for sparsifier, step, ledger in zip(self.sparsifiers, self.steps, ledgers, strict=True)
+            metered(_selection(self.sparsifier, state, draw(), step, ledger), ledger, self.world.size)
+            for state, step, ledger in zip(self.states, self.steps, ledgers, strict=True)
         ]
-        times = self.world.run(programs)
+        times, self.states = map(list, zip(*self.world.run(programs), strict=True))
         self.steps = [replace(step, index=step.index + 1) for step in self.steps]
         return times
 
 
-def _selection(sparsifier: Sparsifier, acc: Tensor, step: Step, ledger: Ledger) -> Program[float]:
+def _selection(
+    sparsifier: Sparsifier[Any], state: State, acc: Tensor, step: Step, ledger: Ledger
+) -> Program[tuple[float, State]]:
     """All that decides what to send, once the accumulator is there: the scan of the window, and the choice."""
     clock = Clock(ledger)
-    hits = ops.select_above(acc, *sparsifier.window(step))
-    picked = yield from sparsifier.select(acc, hits, step)
+    hits = ops.select_above(acc, *sparsifier.window(state, step))
+    selection = yield from sparsifier.select(state, acc, hits, step)
     clock.lap("select")
-    shares = yield AllGather("picked", picked)
-    everyone = torch.cat(shares)
-    sparsifier.observe(Exchanged(everyone, acc[everyone], [len(share) for share in shares], True), step)
-    return clock.seconds["select"] * 1e3
+    parts = yield from all_gather("picked", selection.picked)
+    everyone = torch.cat(parts)
+    sent = Sent(everyone, acc[everyone], [len(part) for part in parts], True)
+    return clock.seconds["select"] * 1e3, sparsifier.update(state, selection, sent, step)
 
 
 class Bench:
@@ -129,15 +141,15 @@ class Bench:
         """A function that does one step and says how many milliseconds each worker took."""
         if method in (ADD, FUSED):
             return partial(self._add, self.n // workers if method == FUSED else 0)
-        make: dict[str, Callable[[], Sparsifier]] = {
-            SORT: FullSort,
-            TOPK: TopK,
-            SCAN: lambda: HardThreshold(self.threshold),
-            PLAIN: lambda: PlainScan(self.threshold),
-            EXDYNA: ExDyna,
+        sparsifiers: dict[str, Sparsifier[Any]] = {
+            SORT: FullSort(),
+            TOPK: TopK(),
+            SCAN: HardThreshold(self.threshold),
+            PLAIN: PlainScan(self.threshold),
+            EXDYNA: ExDyna(),
         }
         # Only ExDyna's workers must talk to know what to pick: of the others one is enough.
-        team = Team(make[method], self.n, workers, workers if method == EXDYNA else 1)
+        team = Team(sparsifiers[method], self.n, workers, workers if method == EXDYNA else 1)
         for _ in range(SETTLED if method == EXDYNA else 0):
             team.select(self.gradient)
         return partial(team.select, self.gradient)

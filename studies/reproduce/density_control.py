@@ -35,13 +35,13 @@ STEADY, BUDGET, CONSTANT, BF16, FP8, ORACLE, RELEASE, TOPK = (
 METHODS = {  # label -> what it is
     STEADY: "exdyna",
     BUDGET: "exdyna:spend=budget",
-    CONSTANT: "exdyna:spend=fixed:threshold={}",
+    CONSTANT: "fixed_exdyna:threshold={}",
     BF16: "exdyna:values=bf16",
     FP8: "exdyna:values=fp8",
     "micro": "micro",
     "cltk": "cltk",
     TOPK: "topk:aggregation=own",
-    RELEASE: "exdyna:compat=release",
+    RELEASE: "released_exdyna",
     ORACLE: "oracle",
     DENSE: DENSE,
 }

@@ -180,7 +180,7 @@ def test_damaged_missing_and_foreign_files(tmp_path: Path) -> None:
 
 def _crash(rank: int, world_size: int, folder: Path) -> list[str]:
     """Saving fails in the middle, at every point where a file is written."""
-    import gradsieve.checkpoint as module
+    import gradsieve.state.checkpoint as module
 
     model = DDP(network())
     sieve = sparsify(model, "exdyna", density=0.05)
@@ -224,7 +224,7 @@ def _killed(rank: int, world_size: int, folder: Path, kill: bool) -> Tensor | No
     """The process that commits is killed between writing its files and committing them."""
     import os
 
-    import gradsieve.checkpoint as module
+    import gradsieve.state.checkpoint as module
 
     model = DDP(network())
     sieve = sparsify(model, "exdyna", density=0.05)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from processes import run_processes
 
 from gradsieve import SPARSIFIERS, Meter, ProcessGroupWorld, SparseReducer, make_sparsifier
-from gradsieve.collectives import AllGather, AllReduce, AllToAll, Broadcast
+from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from helpers import Group, gradients, load_example
 
 N, STEPS, DENSITY = 4_000, 25, 0.02
@@ -24,7 +24,7 @@ def _train(rank: int, world_size: int, names: list[str], values: str) -> dict[st
         for step in range(STEPS):
             grads = gradients("normal", N, world_size, step)
             updates.append(world.run([reducer.reduce(grads[rank])])[0])
-            reports.append(reducer.end_step())
+            reports.append(reducer.report)
         found[name] = (updates, reports, reducer.state_dict())
     return found
 
@@ -111,7 +111,7 @@ def _count_sent_bytes(rank: int, world_size: int, names: list[str]) -> dict[str,
         sent, reported = 0.0, 0.0
         for step in range(12):
             world.run([reducer.reduce(gradients("normal", N, world_size, step)[rank])])
-            reported += reducer.end_step().ring_bytes
+            reported += reducer.report.ring_bytes
         found[name] = (sent, world.ledgers[0].total.ring_bytes, reported)
     return found
 

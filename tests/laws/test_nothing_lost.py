@@ -5,9 +5,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gradsieve import SPARSIFIERS
-from gradsieve.wire import VALUES, rounded
-from helpers import KINDS, PLAIN, Group, check_nothing_lost, gradients
+from gradsieve.comm.wire import VALUES, rounded
+from helpers import KINDS, LIBRARY, PLAIN, Group, check_nothing_lost, gradients
 
 SHORT = {1: (1, 16), 2: (2, 7), 31: (3,), 32: (2, 4), 33: (7,), 1_000: (1, 4)}  # and any in any sequence
 LONG = (32_767, 32_769, 1_000_003)
@@ -34,7 +33,7 @@ def test_large_vectors(sparsifier: str, n: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    sparsifier=st.sampled_from(sorted(SPARSIFIERS)),
+    sparsifier=st.sampled_from(sorted(LIBRARY)),
     n=st.integers(1, 400),
     world_size=st.integers(1, 9),
     density=st.floats(1e-4, 1.0),
@@ -84,7 +83,7 @@ def test_everything_is_sent_in_the_end(sparsifier: str) -> None:
 @settings(max_examples=100, deadline=None)
 @example("oktopk", 95, 9, 0.875, "fp8", ["equal", "equal", "huge", "equal"])  # rounded more than once
 @given(
-    sparsifier=st.sampled_from(sorted(SPARSIFIERS)),
+    sparsifier=st.sampled_from(sorted(LIBRARY)),
     n=st.integers(1, 400),
     world_size=st.integers(1, 9),
     density=st.floats(1e-3, 0.9),

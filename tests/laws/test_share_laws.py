@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradsieve import SPARSIFIERS, NonFiniteWeights, VirtualWorld, make_sparsifier
+from gradsieve import NonFiniteWeights, VirtualWorld, make_sparsifier
 from gradsieve.share.average import average_
-from helpers import assert_same
+from helpers import LIBRARY, assert_same
 from virtual_replicas import Workers, backward, make_model
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -21,7 +21,7 @@ def works_on_weights(name: str) -> bool:
     return not make_sparsifier(name).for_gradients_only()
 
 
-ABLE = [name for name in SPARSIFIERS if works_on_weights(name)]
+ABLE = [name for name in LIBRARY if works_on_weights(name)]
 
 
 def effective(workers: Workers) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradsieve import dgc_warm_up
-from gradsieve.exchange import Step
+from gradsieve.comm.step import Step
 from gradsieve.sparsifiers.dgc import sampled_threshold
 from helpers import KINDS, Group, assert_same, check_loss_scale, gradients, run_in_pieces
 

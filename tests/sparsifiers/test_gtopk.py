@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradsieve import VirtualWorld
-from gradsieve.exchange import Step
-from gradsieve.sparsifiers._pairs import Pairs
+from gradsieve.comm.pairs import Pairs
+from gradsieve.comm.step import Step
 from gradsieve.sparsifiers.gtopk import merge, merge_all
 from helpers import Group, gradients
 

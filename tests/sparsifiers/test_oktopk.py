@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve.collectives import Traffic
+from gradsieve.comm.traffic import Traffic
 from gradsieve.sparsifiers.oktopk import exceeds_mean, own_bounds, thin_out
 from helpers import Group, assert_same, gradients
 

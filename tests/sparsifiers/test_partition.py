@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 import torch
+from gradsieve.sparsifiers._release import ReleasedBlocks, released_bounds, released_rebalance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradsieve.sparsifiers._partition import (
+from gradsieve.sparsifiers.exdyna.partition import (
     UNIT,
     Blocks,
     even_bounds,
@@ -17,7 +18,6 @@ from gradsieve.sparsifiers._partition import (
     moved,
     rebalance,
 )
-from gradsieve.sparsifiers._release import ReleasedBlocks, released_bounds, released_rebalance
 
 
 def check_tiling(blocks: Blocks | ReleasedBlocks, bounds: list[int]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve.exchange import Step
+from gradsieve.comm.step import Step
 from gradsieve.sparsifiers.shared_threshold import Overlap, largest_beside, most_voted
 from helpers import EVENTFUL_STEPS, Group, assert_same, eventful, gradients
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import ops
-from gradsieve.sparsifiers._table import Table, narrowest, row
-from gradsieve.sparsifiers._threshold import BINS, WIDE, _begin, enough, next_cut
+from gradsieve.sparsifiers.exdyna.histogram import Table, narrowest, row
+from gradsieve.sparsifiers.exdyna.threshold import BINS, WIDE, _begin, enough, next_cut
 from helpers import Group, gradients
 
 WIDTH = 16

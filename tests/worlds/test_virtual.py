@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradsieve import AllGather, AllReduce, AllToAll, Broadcast, Meter, VirtualWorld, WorkersDiverged
-from gradsieve.collectives import Program, RoundedSum
+from gradsieve.comm.collectives import Program, RoundedSum
 
 
 def asks(*calls: AllReduce | AllGather | AllToAll | Broadcast) -> Program[list[object]]:

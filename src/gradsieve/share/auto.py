@@ -1,7 +1,7 @@
 """`density="auto"`: send as much as travels while the next forward and backward pass are computed.
 
 What an exchange takes is a latency and a time for each byte, so it grows with the density along a line. The line is
-measured while training: workers tell each other, once in a while, how long computing and exchanging took, and all
+measured while training: workers exchange, once in a while, how long computing and exchanging took, and all
 derive the same density from the same numbers.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gradsieve._check import BadInput, fraction
-from gradsieve.collectives import AllGather, Program
+from gradsieve.comm.collectives import Program, all_gather
 
 AT_LEAST, AT_MOST = 1e-3, 1.0
 WINDOW = 8  # rounds that are measured before the density may change
@@ -51,7 +51,7 @@ class Line:
 
 
 class AutoDensity:
-    """The density of each round, as a schedule that learns. The state is the same on all workers."""
+    """The density of each round, which follows the network. The state is the same on all workers."""
 
     def __init__(self, limits: Auto, allowed: float) -> None:
         self.limits, self.allowed = limits, allowed
@@ -61,7 +61,7 @@ class AutoDensity:
         self._computing: list[float] = []
         self._exchanging: list[float] = []
 
-    def __call__(self, step: int) -> float:
+    def at(self, step: int) -> float:
         return self.density
 
     def note(self, computing: float, exchanging: float) -> None:
@@ -75,9 +75,9 @@ class AutoDensity:
             return
         own = torch.tensor([median(self._computing), median(self._exchanging)], dtype=torch.float64)
         self._computing, self._exchanging = [], []
-        rows: Sequence[Any] = [row.tolist() for row in (yield AllGather("auto", own[None], [1] * world_size))]
+        rows = torch.cat((yield from all_gather("auto", own[None], [1] * world_size)))
         # Whoever comes last to an exchange waits for nobody: its time is that of the network.
-        self.learn(sum(row[0][0] for row in rows) / world_size, min(row[0][1] for row in rows))
+        self.learn(sum(rows[:, 0].tolist()) / world_size, min(rows[:, 1].tolist()))
 
     def learn(self, computing: float, exchanging: float) -> None:
         """Choose the density, knowing what a step takes and what an exchange at the present density takes."""

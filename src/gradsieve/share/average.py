@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gradsieve.collectives import AllReduce, Program
+from gradsieve.comm.collectives import Program, all_reduce
 
 CHUNK = 1 << 20  # elements of one message: 4 MiB of float32, which all worlds add in rank order
 
@@ -31,7 +31,7 @@ def average_(tensors: Sequence[Tensor], world_size: int) -> Program[None]:
     for parts in _chunks(flats):
         lengths = [len(part) for part in parts]
         message = torch.cat([part.to(wide) for part in parts], out=buffer[: sum(lengths)])
-        mean = (yield AllReduce("values", message)) / world_size
+        mean = (yield from all_reduce("values", message)) / world_size
         for part, value in zip(parts, mean.split(lengths), strict=True):
             part.copy_(value)
     for tensor, flat in zip(floating, flats, strict=True):

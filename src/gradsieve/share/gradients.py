@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradsieve._check import BadInput
-from gradsieve.collectives import AllReduce, Program
+from gradsieve.comm.collectives import Program, all_reduce
 from gradsieve.share.average import average_
 from gradsieve.share.weights import local
 
@@ -17,7 +17,8 @@ def average_gradients_(parameters: Sequence[Tensor], *, takes_part: bool = True)
     A worker that skips its step (`takes_part=False`) adds nothing, and the mean is over the others. A parameter
     that no worker has a gradient for keeps none.
     """
-    count = yield AllReduce("gradients", torch.tensor([float(takes_part)], device=local(parameters[0]).device))
+    own = torch.tensor([float(takes_part)], device=local(parameters[0]).device)
+    count = yield from all_reduce("gradients", own)
     workers = int(count)
     gradients = [_gradient(parameter, takes_part) for parameter in parameters]
     yield from average_(gradients, max(workers, 1))

@@ -1,6 +1,7 @@
 """What an optimizer tells of the parameters that it trains."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,8 @@ from torch.optim import Optimizer
 from gradsieve._check import BadInput, one_of
 from gradsieve.share.adamw import ReplicaAdamW
 from gradsieve.share.replica import JUDGES
-from gradsieve.share.rounds import is_exclusive
 from gradsieve.sparsifiers import Sparsifier
+from gradsieve.sparsifiers.exdyna import Exclusive
 
 WITH_SECOND_MOMENTS = (
     torch.optim.Adam,
@@ -35,11 +36,11 @@ def advice(optimizers: Sequence[Optimizer], workers: int) -> str:
 
 
 def second_moments(
-    optimizers: Sequence[Optimizer], judge: str, sparsifier: Sparsifier
+    optimizers: Sequence[Optimizer], judge: str, sparsifier: Sparsifier[Any]
 ) -> Callable[[Tensor], Tensor | None] | None:
     """Finds the second moment of a parameter, where entries are to be judged by it."""
     one_of("judge", judge, ("auto", *JUDGES))
-    able = all(isinstance(each, WITH_SECOND_MOMENTS) for each in optimizers) and is_exclusive(sparsifier)
+    able = all(isinstance(each, WITH_SECOND_MOMENTS) for each in optimizers) and isinstance(sparsifier, Exclusive)
     if judge == "curvature" and not able:
         raise BadInput(
             "judge must be drift, curvature needs Adam, AdamW, NAdam, RAdam or RMSprop, and exdyna or micro, got "

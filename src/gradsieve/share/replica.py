@@ -12,21 +12,23 @@ from torch import Tensor
 
 from gradsieve._check import BadInput, BadType, at_least, one_of
 from gradsieve._version import __version__
-from gradsieve.collectives import Ledger, Program, watched
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.handshake import handshake
-from gradsieve.reducer import name_of
-from gradsieve.schedules import Density
+from gradsieve.comm.collectives import Program
+from gradsieve.comm.step import Sent, Step
+from gradsieve.comm.traffic import Ledger, metered
+from gradsieve.comm.wire import VALUES
+from gradsieve.density import Density
+from gradsieve.density.base import elements
+from gradsieve.reports import Clock, StepReport
 from gradsieve.share.auto import AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.rounds import Agreed, NotFinite, exchange
 from gradsieve.share.weights import Weights, describe
-from gradsieve.sparsifiers import Sparsifier
+from gradsieve.sparsifiers import Shape, Sparsifier, name_of
 from gradsieve.sparsifiers.base import vector_norm
-from gradsieve.steps import Clock, StepReport
-from gradsieve.wire import VALUES
+from gradsieve.state.handshake import handshake
+from gradsieve.states import State, check_identity
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 ON_NONFINITE = ("raise", "restore")
 JUDGES = ("drift", "curvature")  # how entries are chosen
 _PENDING = ("mean", "target", "own", "counts")
@@ -57,7 +59,7 @@ class Replica:
 
     Args:
         parameters: the tensors to share, by name; they stay where they are.
-        sparsifier: decides which positions are averaged; each replica needs its own.
+        sparsifier: decides which positions are averaged.
         schedule: the density after so many completed steps.
         rank, world_size: which worker this is, and how many there are.
         every: completed optimizer steps from one round to the next.
@@ -73,7 +75,7 @@ class Replica:
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
-        sparsifier: Sparsifier,
+        sparsifier: Sparsifier[Any],
         schedule: Density | AutoDensity,
         *,
         rank: int,
@@ -89,6 +91,8 @@ class Replica:
             raise BadType(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
         if reason := sparsifier.for_gradients_only():
             raise BadInput(f"sparsifier must work on weights, got {sparsifier}, which {reason}")
+        if isinstance(schedule, Density) and schedule.needs_magnitudes:
+            raise BadInput(f"density must not be a Budget, which goes by the size of gradients, got {schedule}")
         self.every, self.dense_steps = at_least("every", every, 1), at_least("dense_steps", dense_steps, 0)
         self.values = one_of("values", values, VALUES)
         self.on_nonfinite = one_of("on_nonfinite", on_nonfinite, ON_NONFINITE)
@@ -104,7 +108,7 @@ class Replica:
         self._made: ShareReport | None = None  # of the last that was made
         self._ledger = Ledger()
         self._agreed = False
-        sparsifier.setup(self._step(schedule.target), self.weights.sizes)
+        self.state = self._fresh()
 
     @property
     def dense(self) -> bool:
@@ -119,11 +123,11 @@ class Replica:
     def round(self) -> Program[Agreed | NotFinite]:
         """One round as a program. It changes no weights: see `apply_`."""
         self._ledger = Ledger()
-        return watched(self._round(), self._ledger, self.world_size)
+        return metered(self._round(), self._ledger, self.world_size)
 
     def _round(self) -> Program[Agreed | NotFinite]:
         started = time.thread_time()
-        clock, step = Clock(self._ledger), self._step(self.schedule(self.steps))
+        clock, step = Clock(self._ledger), self._step(self.schedule.at(self.steps))
         if not self._agreed:
             yield from handshake(self.rank, self.world_size, self._settings(step))
             self._agreed = True
@@ -131,13 +135,14 @@ class Replica:
             clock.skip()
         if isinstance(self.schedule, AutoDensity):
             yield from self.schedule.agree(self.world_size)
-            step = self._step(self.schedule(self.steps))
-        found = yield from exchange(self.weights, self.sparsifier, step, VALUES[self.values], self.second)
+            step = self._step(self.schedule.at(self.steps))
+        found = yield from exchange(self.weights, self.sparsifier, self.state, step, self.second)
         threshold = None
-        if isinstance(found, Agreed) and isinstance(found.where, Tensor):
-            threshold = self.sparsifier.threshold_in_use
+        if isinstance(found, Agreed) and isinstance(found.where, Tensor) and found.selection is not None:
+            threshold = found.selection.threshold
             drift = (self.weights.shared[found.where] - found.mean).float()
-            self.sparsifier.observe(Exchanged(found.where, drift, found.counts, True), step)
+            sent = Sent(found.where, drift, found.counts, True)
+            self.state = self.sparsifier.update(self.state, found.selection, sent, step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
         self._made = self._make_report(step, found, threshold, clock)
@@ -189,30 +194,28 @@ class Replica:
     def _make_report(
         self, step: Step, found: Agreed | NotFinite, threshold: float | None, clock: Clock
     ) -> ShareReport:
-        total = self._ledger.total
-        agreed = found if isinstance(found, Agreed) else None
-        return ShareReport(
-            step=self.steps,
-            round=self.rounds,
-            n=step.n,
-            k=step.k,
-            finite=agreed is not None,
-            counts=agreed.counts if agreed else [0] * self.world_size,
-            union=agreed.union if agreed else 0,
+        nothing = Sent(torch.empty(0, dtype=torch.int64), torch.empty(0), [0] * self.world_size, False)
+        sent = Sent(None, found.mean, found.counts, True) if isinstance(found, Agreed) else nothing
+        return ShareReport.of(
+            replace(step, index=self.steps),
+            sent,
+            clock,
             threshold=threshold,
-            residual_norm=None,
-            bytes_sent=total.handed_bytes,
-            ring_bytes=total.ring_bytes,
-            collectives=total.calls,
-            seconds={**clock.seconds, "communicate": total.seconds},
-            spread=_spread(agreed) if agreed else None,
+            round=self.rounds,
+            spread=_spread(found) if isinstance(found, Agreed) else None,
             why=self.schedule.why if isinstance(self.schedule, AutoDensity) else "",
         )
 
     def _step(self, density: float) -> Step:
-        n = self.weights.n
-        k = min(n, max(1, round(density * n)))
-        return Step(self.rounds, n, k, self.rank, self.world_size)
+        n, wire = self.weights.n, VALUES[self.values]
+        k = elements(density, n)
+        return Step(self.rounds, n, k, self.rank, self.world_size, wire, sizes=self.weights.sizes)
+
+    def _fresh(self) -> State:
+        """The sparsifier's state before the first round."""
+        k = elements(self.schedule.target, self.weights.n)
+        fresh: State = self.sparsifier.init(Shape(self.weights.n, k, self.weights.sizes, self.world_size))
+        return fresh
 
     def _settings(self, step: Step) -> dict[str, Any]:
         name = name_of(self.sparsifier)
@@ -220,7 +223,7 @@ class Replica:
             "gradsieve": __version__,
             "sparsifier": name,
             **{f"{name}.{option}": value for option, value in self.sparsifier.options().items()},
-            "density": self.schedule(self.steps),
+            "density": self.schedule.at(self.steps),
             "every": self.every,
             "dense_steps": self.dense_steps,
             "values": self.values,
@@ -229,7 +232,7 @@ class Replica:
             **self.labels,
             "steps": self.steps,
             "rounds": self.rounds,
-            "the sparsifier's state": self.sparsifier.fingerprint(),
+            "the sparsifier's state": self.state.fingerprint(),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,7 +240,7 @@ class Replica:
         return {
             "version": STATE_VERSION,
             "sparsifier": name_of(self.sparsifier),
-            "options": self.sparsifier.lasting_options(),
+            "options": self.sparsifier.options(),
             "rank": self.rank,
             "world_size": self.world_size,
             "n": self.weights.n,
@@ -245,23 +248,22 @@ class Replica:
             "rounds": self.rounds,
             "weights": self.weights.read(self.weights.all),
             "shared": self.weights.shared.clone(),
-            "state": self.sparsifier.state_dict(),
+            "state": self.state.to_dict(),
             "auto": self.schedule.state_dict() if isinstance(self.schedule, AutoDensity) else {},
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and parameters."""
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, resized: bool = False) -> None:
+        """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and parameters.
+
+        resized: the state comes from another world size; what depends on that starts afresh.
+        """
         state, own = dict(state_dict), self.state_dict()
-        if set(state) != set(own):
-            raise BadInput(f"state must have the keys {sorted(own)}, got {sorted(state)}")
-        for name in ("version", "sparsifier", "options", "rank", "world_size", "n"):
-            if state[name] != own[name]:
-                raise BadInput(f"state must have this replica's {name}, {own[name]}, got {state[name]}")
+        check_identity("replica", state, own, "n")
         for name in ("weights", "shared"):
             if not isinstance(state[name], Tensor) or state[name].shape != own[name].shape:
                 raise BadInput(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
         steps, rounds = at_least("step", state["step"], 0), at_least("rounds", state["rounds"], 0)
-        self.sparsifier.load_state_dict(state["state"])
+        self.state = self._fresh().restored(state["state"], resized=resized)
         if isinstance(self.schedule, AutoDensity) and state["auto"]:
             self.schedule.load_state_dict(state["auto"])
         self.weights.write_(self.weights.all, state["weights"])

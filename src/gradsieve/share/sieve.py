@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradsieve import checkpoint, ops
+from gradsieve import ops
 from gradsieve._check import BadInput, BadType, at_least, one_of
-from gradsieve.replicas import check_replicas
-from gradsieve.schedules import Density, Schedule, as_density
+from gradsieve.density import Density, Schedule, as_density
 from gradsieve.share.auto import HIDDEN, SHOWN, Auto, AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -28,6 +27,8 @@ from gradsieve.share.parameters import advice, parameter_counts, second_moments,
 from gradsieve.share.replica import Replica, ShareReport
 from gradsieve.share.weights import local
 from gradsieve.sparsifiers import Sparsifier, make_sparsifier
+from gradsieve.state import checkpoint
+from gradsieve.state.replicas import check_replicas
 from gradsieve.worlds import ProcessGroupWorld
 
 BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
@@ -36,8 +37,8 @@ BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such
 def share(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    sparsifier: str | Sparsifier = "exdyna",
-    density: float | str | Auto | Schedule = 1e-3,
+    sparsifier: str | Sparsifier[Any] = "exdyna",
+    density: float | str | Auto | Schedule | Density = 1e-3,
     *,
     every: int = 1,
     delay: int = 0,
@@ -191,12 +192,14 @@ class ShareSieve:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict()` was taken on this rank, with the same world size."""
-        state = dict(state_dict)
+        self._load(dict(state_dict), resized=False)
+
+    def _load(self, state: dict[str, Any], *, resized: bool) -> None:
         if "pending" not in state:
             raise BadInput(f"state must have the key pending, got {sorted(state)}")
         made = state.pop("pending")
         self.driver.wait()
-        self.replica.load_state_dict(state)
+        self.replica.load_state_dict(state, resized=resized)
         pending = self.replica.load_made_state(made)
         self.driver.pending = None if pending is None else [pending]
 
@@ -218,10 +221,9 @@ class ShareSieve:
         state = self.world.run([checkpoint.load(Path(folder), own, self.replica.labels)])[0]
         del state["extra"]
         extra: dict[str, Any] = state.pop("own")
-        if state.pop("resized"):
-            state["state"] = self.replica.sparsifier.fitting(state["state"])
+        if resized := state.pop("resized"):
             state["pending"] = {}
-        self.load_state_dict(state)
+        self._load(state, resized=resized)
         return extra
 
     def _buffers(self) -> list[Tensor]:
@@ -301,7 +303,7 @@ class ShareSieve:
         scaler.step = watched
 
 
-def _schedule(density: float | str | Auto | Schedule, delay: int) -> Density | AutoDensity:
+def _schedule(density: float | str | Auto | Schedule | Density, delay: int) -> Density | AutoDensity:
     if isinstance(density, str):
         one_of("density", density, ["auto"])
         density = Auto()

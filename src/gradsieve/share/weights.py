@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve._check import BadInput, BadType
-from gradsieve.exchange import Span
+from gradsieve.comm.step import Span
 from gradsieve.ops.reference import inside as cut_at
 
 Where: TypeAlias = Tensor | slice  # rising positions, or a part of the vector

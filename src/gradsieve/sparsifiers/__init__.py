@@ -1,11 +1,12 @@
 """Every sparsifier by its name. A new one is a file here and a line in `SPARSIFIERS`: see CONTRIBUTING.md."""
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 from gradsieve._check import one_of
-from gradsieve.exchange import Step
+from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.sparsifiers.accordion import Accordion
-from gradsieve.sparsifiers.base import Sparsifier, Window
+from gradsieve.sparsifiers.base import Shape, Sparsifier, Window
 from gradsieve.sparsifiers.cltk import CLTk
 from gradsieve.sparsifiers.deft import DEFT
 from gradsieve.sparsifiers.dense import Dense
@@ -16,14 +17,13 @@ from gradsieve.sparsifiers.gtopk import GTopK
 from gradsieve.sparsifiers.hard_threshold import HardThreshold
 from gradsieve.sparsifiers.micro import MiCRO
 from gradsieve.sparsifiers.oktopk import OkTopk
-from gradsieve.sparsifiers.oracle import Oracle
 from gradsieve.sparsifiers.randomk import RandomK
 from gradsieve.sparsifiers.sage import SAGE
 from gradsieve.sparsifiers.shared_threshold import SharedThreshold
 from gradsieve.sparsifiers.sidco import SIDCo
 from gradsieve.sparsifiers.topk import TopK
 
-SPARSIFIERS: dict[str, type[Sparsifier]] = {
+SPARSIFIERS: dict[str, type[Sparsifier[Any]]] = {
     "dense": Dense,
     "topk": TopK,
     "randomk": RandomK,
@@ -40,11 +40,10 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
     "deft": DEFT,
     "exdyna": ExDyna,
     "shared_threshold": SharedThreshold,
-    "oracle": Oracle,
 }
 
 
-def make_sparsifier(name: str, **options: Any) -> Sparsifier:
+def make_sparsifier(name: str, **options: Any) -> Sparsifier[Any]:
     """A sparsifier by name, with its options.
 
     >>> make_sparsifier("cltk", beta=0.1)
@@ -52,10 +51,26 @@ def make_sparsifier(name: str, **options: Any) -> Sparsifier:
     """
     one_of("sparsifier", name, SPARSIFIERS)
     made = SPARSIFIERS[name]
-    known = made().options()
+    known = [field.name for field in dataclasses.fields(cast(Any, made))]
     for option in options:
         one_of(f"option of {name}", option, known or ["(none)"])
     return made(**options)
 
 
-__all__ = ["SPARSIFIERS", "Sparsifier", "Step", "Window", "make_sparsifier"]
+def name_of(sparsifier: Sparsifier[Any]) -> str:
+    """Its name in `SPARSIFIERS`, or that of its class."""
+    names = (name for name, known in SPARSIFIERS.items() if type(sparsifier) is known)
+    return next(names, type(sparsifier).__name__)
+
+
+__all__ = [
+    "SPARSIFIERS",
+    "Selection",
+    "Sent",
+    "Shape",
+    "Sparsifier",
+    "Step",
+    "Window",
+    "make_sparsifier",
+    "name_of",
+]

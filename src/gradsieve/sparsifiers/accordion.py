@@ -4,20 +4,30 @@ Agarwal et al., "Adaptive Gradient Communication via Critical Learning Regime Id
 each layer has its own regime and intervals are epochs; here the whole model has one, and intervals are steps.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from gradsieve._check import BadInput, at_least, number, positive
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.sparsifiers.base import vector_norm
-from gradsieve.sparsifiers.topk import TopK
+from gradsieve.comm.collectives import Program
+from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.sparsifiers.base import Shape, vector_norm
+from gradsieve.sparsifiers.topk import AnyTopK, top_k
+from gradsieve.states import State, local, shared
 
 
-@dataclass(eq=False)
-class Accordion(TopK):
+@dataclass(frozen=True)
+class AccordionState(State):
+    # The same on all workers, too; but what is shared is compared as text, for which a vector is too long.
+    total: Tensor = local(power=1)  # the sum of this interval's updates
+    critical: bool = shared(True)
+    norm: float = shared(0.0, power=1)  # of the last interval's sum
+    seen: int = shared(0)  # steps of this interval
+
+
+@dataclass(frozen=True)
+class Accordion(AnyTopK[AccordionState]):
     """Top-k with `high * k` positions in a critical regime, else with k.
 
     The updates of an interval are added up. If the norm of their sum differs from that of the interval before by
@@ -33,9 +43,6 @@ class Accordion(TopK):
     high: float = 10.0
     eta: float = 0.5
     interval: int = 100
-    SHARED: ClassVar[tuple[str, ...]] = ("critical", "norm", "seen")
-    # The same on all workers, too; but they are compared as text, for which a vector is too long.
-    LOCAL: ClassVar[tuple[str, ...]] = ("total",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,30 +51,19 @@ class Accordion(TopK):
         positive("eta", self.eta)
         at_least("interval", self.interval, 1)
 
-    def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self.critical = True
-        self.norm = 0.0  # of the last interval's sum
-        self.seen = 0  # steps of this interval
-        self.total = torch.zeros(step.n)
+    def init(self, shape: Shape) -> AccordionState:
+        return AccordionState(torch.zeros(shape.n))
 
-    def count(self, step: Step) -> int:
-        return min(step.n, round(self.high * step.k)) if self.critical else step.k
+    def select(self, state: AccordionState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        return top_k(acc, min(step.n, round(self.high * step.k)) if state.critical else step.k, step)
 
-    def observe(self, sent: Exchanged, step: Step) -> None:
+    def update(self, state: AccordionState, selection: Selection, sent: Sent, step: Step) -> AccordionState:
         assert sent.indices is not None
-        self.total = self.total.to(sent.values.device)
-        self.total.index_add_(0, sent.indices, sent.values)
-        self.seen += 1
-        if self.seen < self.interval:
-            return
-        now = vector_norm(self.total)
-        self.critical = changed(self.norm, now, self.eta)
-        self.norm, self.seen = now, 0
-        self.total.zero_()
-
-    def rescale(self, factor: float) -> None:
-        self.norm *= factor
-        self.total.mul_(factor)
+        total = state.total.to(sent.values.device).index_add(0, sent.indices, sent.values)
+        if state.seen + 1 < self.interval:
+            return replace(state, total=total, seen=state.seen + 1)
+        now = vector_norm(total)
+        return AccordionState(torch.zeros_like(total), changed(state.norm, now, self.eta), now)
 
 
 def changed(before: float, now: float, eta: float) -> bool:

@@ -12,14 +12,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradsieve import exchange
-from gradsieve.collectives import Broadcast, Program
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.sparsifiers.base import Sparsifier, largest
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program, broadcast
+from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.sparsifiers.base import Sparsifier, largest, vector_norm
+from gradsieve.states import State
 
 
-@dataclass(eq=False)
-class DEFT(Sparsifier):
+@dataclass(frozen=True)
+class DEFT(Sparsifier[State]):
     """Worker r does a top-k_i in each piece of bin `(t + r) mod P`.
 
     Leader `t mod P` derives both the k_i and the bins from its own accumulator and broadcasts them, so that the
@@ -28,34 +29,27 @@ class DEFT(Sparsifier):
 
     EXCLUSIVE: ClassVar[bool] = True
 
-    def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self._pieces = list(cut(sizes, step.world_size))
-
-    def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
-        plan = torch.zeros(2, len(self._pieces), dtype=torch.int64, device=acc.device)
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        pieces = list(cut(step.sizes or (step.n,), step.world_size))
+        plan = torch.zeros(2, len(pieces), dtype=torch.int64, device=acc.device)
         leader = step.index % step.world_size
         if step.rank == leader:
-            lengths = [stop - start for start, stop in self._pieces]
-            norms = [
-                float(torch.linalg.vector_norm(acc[start:stop], dtype=torch.float64))
-                for start, stop in self._pieces
-            ]
-            picks = share_out(norms, lengths, step.k)
+            lengths = [stop - start for start, stop in pieces]
+            picks = share_out([vector_norm(acc[start:stop]) for start, stop in pieces], lengths, step.k)
             plan = torch.tensor([picks, pack(lengths, picks, step.world_size)], device=acc.device)
-        plan = yield Broadcast("plan", plan, leader)
-        picks, bins = plan.tolist()
+        picks, bins = (yield from broadcast("plan", plan, leader)).tolist()
         mine = _bin_of(step.rank, step)
         totals = [sum(k for k, bin in zip(picks, bins, strict=True) if bin == b) for b in range(step.world_size)]
-        self._counts = [totals[_bin_of(rank, step)] for rank in range(step.world_size)]
         found = [
             largest(acc[start:stop], k) + start
-            for (start, stop), k, bin in zip(self._pieces, picks, bins, strict=True)
+            for (start, stop), k, bin in zip(pieces, picks, bins, strict=True)
             if bin == mine and k > 0
         ]
-        return torch.cat(found) if found else hits
+        counts = [totals[_bin_of(rank, step)] for rank in range(step.world_size)]
+        return Selection(torch.cat(found) if found else hits, counts)
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.disjoint(acc, picked, pulse, step, self._counts)
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.disjoint(acc, selection, step)
 
 
 def _bin_of(rank: int, step: Step) -> int:
@@ -63,7 +57,7 @@ def _bin_of(rank: int, step: Step) -> int:
 
 
 def cut(sizes: Sequence[int], world_size: int) -> Iterator[tuple[int, int]]:
-    """Tensors as pieces `(start, stop)`; those larger than an even share become one piece a worker."""
+    """Tensors as pieces `(start, stop)`; those larger than an even share become one piece per worker."""
     offset, share = 0, sum(sizes) / world_size
     for size in sizes:
         parts = min(world_size, size) if size > share else 1

@@ -4,18 +4,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradsieve import exchange
-from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged, Step
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program, immediately
+from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.sparsifiers.base import Sparsifier
+from gradsieve.states import State
 
 
-@dataclass(eq=False)
-class Dense(Sparsifier):
+@dataclass(frozen=True)
+class Dense(Sparsifier[State]):
     """`update = mean_r acc_r`; the residual is always zero."""
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        return hits  # nothing in particular: the exchange takes all
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        return immediately(Selection(hits))  # nothing in particular: the exchange takes all
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.dense(acc, pulse, step)
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.dense(acc, selection, step)

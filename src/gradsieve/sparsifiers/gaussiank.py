@@ -4,15 +4,16 @@ Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
-from gradsieve.exchange import Step
+from gradsieve.comm.collectives import Program, immediately
+from gradsieve.comm.step import Selection, Step
 from gradsieve.sparsifiers.base import Sparsifier, select_from
+from gradsieve.states import State
 
 ADJUSTMENTS = 4  # at the most
 FEW, MANY = 2 / 3, 4 / 3  # of k: a count outside moves the threshold
@@ -20,8 +21,8 @@ LOWER, HIGHER = 0.5, 1.5
 _CHUNK = 1 << 16  # elements converted to float64 at a time
 
 
-@dataclass(eq=False)
-class GaussianK(Sparsifier):
+@dataclass(frozen=True)
+class GaussianK(Sparsifier[State]):
     """`S_r = {i: |acc_r[i]| >= threshold_r}`, with `|mean| + z * std` of `acc_r` as the first guess.
 
     z is the quantile that k/n of a standard normal distribution exceed in magnitude. As long as the count is not
@@ -30,11 +31,8 @@ class GaussianK(Sparsifier):
     and where nothing passes the last threshold, the last that something passed counts, so that no worker is stuck.
     """
 
-    def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self._used: float | None = None
-
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        threshold = self._used = normal_threshold(*moments(acc), step.k / step.n)
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        threshold = used = normal_threshold(*moments(acc), step.k / step.n)
         picked = last = select_from(acc, threshold)
         for _ in range(ADJUSTMENTS):
             if FEW * step.k <= len(last) <= MANY * step.k or threshold == 0:
@@ -42,12 +40,8 @@ class GaussianK(Sparsifier):
             threshold *= LOWER if len(last) < step.k else HIGHER
             last = select_from(acc, threshold)
             if len(last):
-                picked, self._used = last, threshold
-        return picked
-
-    @property
-    def threshold_in_use(self) -> float | None:
-        return self._used
+                picked, used = last, threshold
+        return immediately(Selection(picked, threshold=used))
 
 
 def normal_threshold(mean: float, std: float, density: float) -> float:

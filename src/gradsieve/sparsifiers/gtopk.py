@@ -9,37 +9,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradsieve import exchange, ops
-from gradsieve.collectives import AllToAll, Program
-from gradsieve.exchange import Exchanged, Step, summed
-from gradsieve.sparsifiers._pairs import Pairs, decode, encode, encoded_bytes
+from gradsieve import ops
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program, all_to_all
+from gradsieve.comm.exchange import summed
+from gradsieve.comm.pairs import Pairs, decode, encode, encoded_bytes
+from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.sparsifiers.base import Sparsifier, largest
+from gradsieve.states import State
 
 
-@dataclass(eq=False)
-class GTopK(Sparsifier):
+@dataclass(frozen=True)
+class GTopK(Sparsifier[State]):
     """`S` = what remains of the workers' own top k after all merges: k positions, whatever the number of workers.
 
     Two differences to the paper. Its merges also make the update, so a sum that is dropped in one merge and whose
     position comes back through another loses what the first branch had contributed, although the residual there
     was cleared. Here merges only decide S, and everybody's values at S are summed afterwards: nothing is lost, for
-    one all-reduce of k values more. And partners swap instead of one telling the other, so that after the last
+    one all-reduce of k values more. And partners swap instead of one sending to the other, so that after the last
     merge all hold S and no broadcast follows.
     """
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        return largest(acc, step.k)
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        own = largest(acc, step.k)
+        return Selection((yield from merge_all(Pairs(own, acc[own]), step)))
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        agreed = yield from merge_all(Pairs(picked, acc[picked]), step, pulse.dtype)
-        return (yield from exchange.agreed(acc, agreed, pulse, step))
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.agreed(acc, selection, step)
 
 
-def merge_all(mine: Pairs, step: Step, values_as: torch.dtype) -> Program[Tensor]:
+def merge_all(mine: Pairs, step: Step) -> Program[Tensor]:
     """The positions left of everybody's pairs, the same on all workers: each adds up what arrives of values.
 
     In round j the workers whose ranks differ in bit j swap. Where the number of workers is no power of two, those
-    beyond the last one hand their pairs to a worker of the first rounds, and are told the result by it.
+    beyond the last one hand their pairs to a worker of the first rounds, and receive the result from it.
     """
     span, rank, count = (0, step.n), step.rank, len(mine.indices)
     inner = 1 << (step.world_size.bit_length() - 1)
@@ -50,12 +53,12 @@ def merge_all(mine: Pairs, step: Step, values_as: torch.dtype) -> Program[Tensor
     for bit in range(inner.bit_length() - 1):
         partner = None if outside else rank ^ (1 << bit)
         rounds.append((partner, partner))
-    length = encoded_bytes(count, span, values_as)
+    length = encoded_bytes(count, span, step.wire)
     for target, source in rounds:
-        message = encode(mine, span, values_as)
+        message = encode(mine, span, step.wire)
         reply = yield from _pass_on("merge", message, target, source, length, step)
         if reply is not None:
-            mine = merge(decode(message, count, span, values_as), decode(reply, count, span, values_as))
+            mine = merge(decode(message, count, span, step.wire), decode(reply, count, span, step.wire))
     if inner < step.world_size:
         packed = ops.pack_sorted(mine.indices, *span)
         reply = yield from _pass_on("indices", packed, guest, host, len(packed), step)
@@ -79,5 +82,5 @@ def _pass_on(
     """Hand a message to one worker, if any, and receive one of `length` bytes from another, if any."""
     splits = [len(message) if rank == target else 0 for rank in range(step.world_size)]
     lengths = [length if rank == source else 0 for rank in range(step.world_size)]
-    replies = yield AllToAll(tag, message[: sum(splits)], splits, step.rank, lengths)
+    replies = yield from all_to_all(tag, message[: sum(splits)], splits, step.rank, lengths)
     return None if source is None else replies[source]

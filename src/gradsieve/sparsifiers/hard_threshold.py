@@ -4,21 +4,25 @@ Sahu et al., "Rethinking gradient sparsification as total error minimization", N
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from gradsieve import exchange
 from gradsieve._check import one_of, positive
-from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.sparsifiers.base import Sparsifier, Window
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program, immediately
+from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.sparsifiers.base import Shape, Sparsifier, Window
+from gradsieve.states import State, shared
 
 
-@dataclass(eq=False)
-class HardThreshold(Sparsifier):
+@dataclass(frozen=True)
+class HardThresholdState(State):
+    scale: float = shared(1.0, power=1)  # of the loss: the threshold is meant for gradients as they are
+
+
+@dataclass(frozen=True)
+class HardThreshold(Sparsifier[HardThresholdState]):
     """`S_r = {i: |acc_r[i]| >= threshold}`; how many that are floats with the gradient.
 
     An absolute compressor: after every step `|residual| < threshold` everywhere. threshold: the constant, or None
@@ -29,33 +33,24 @@ class HardThreshold(Sparsifier):
 
     threshold: float | None = None
     aggregation: str = "union"
-    SHARED: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
             positive("threshold", self.threshold)
         one_of("aggregation", self.aggregation, exchange.AGGREGATIONS)
 
-    def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self.scale = 1.0  # the threshold is meant for gradients as they are, not for a loss scale's multiples
-        self._used: float | None = None
+    def init(self, shape: Shape) -> HardThresholdState:
+        return HardThresholdState()
 
-    def window(self, step: Step) -> Window:
-        self._used = self.scale * (authors_rule(step.k) if self.threshold is None else self.threshold)
-        return Window(self._used, 0, step.n)
+    def window(self, state: HardThresholdState, step: Step) -> Window:
+        threshold = authors_rule(step.k) if self.threshold is None else self.threshold
+        return Window(state.scale * threshold, 0, step.n)
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        return hits
+    def select(self, state: HardThresholdState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        return immediately(Selection(hits, threshold=self.window(state, step).threshold))
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.AGGREGATIONS[self.aggregation](acc, picked, pulse, step)
-
-    def rescale(self, factor: float) -> None:
-        self.scale *= factor
-
-    @property
-    def threshold_in_use(self) -> float | None:
-        return self._used
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.AGGREGATIONS[self.aggregation](acc, selection, step)
 
 
 def authors_rule(k: int) -> float:

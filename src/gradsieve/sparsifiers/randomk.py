@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradsieve import exchange
 from gradsieve._check import at_least
-from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged, Step
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program, immediately
+from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.sparsifiers.base import Sparsifier
+from gradsieve.states import State
 
 
-@dataclass(eq=False)
-class RandomK(Sparsifier):
+@dataclass(frozen=True)
+class RandomK(Sparsifier[State]):
     """`S` = k positions drawn without repetition, from a generator that all workers have: no index travels.
 
     seed: another seed, other positions; each step has its own.
@@ -28,9 +29,9 @@ class RandomK(Sparsifier):
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         drawn = np.random.default_rng([self.seed, step.index]).choice(step.n, step.k, replace=False, shuffle=False)
-        return torch.from_numpy(np.sort(drawn)).to(acc.device, torch.int64)
+        return immediately(Selection(torch.from_numpy(np.sort(drawn)).to(acc.device, torch.int64)))
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        return exchange.agreed(acc, picked, pulse, step)
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.agreed(acc, selection, step)

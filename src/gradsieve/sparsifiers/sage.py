@@ -5,25 +5,33 @@ Yoon, Jeong and Oh, "SAGE: toward on-the-fly gradient compression ratio scaling"
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradsieve._check import at_least, positive
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.sparsifiers.base import Sparsifier, select_from
+from gradsieve.comm.collectives import Program, immediately
+from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.sparsifiers.base import Shape, Sparsifier, select_from
 from gradsieve.sparsifiers.hard_threshold import authors_rule
+from gradsieve.states import State, local
 
 MARGIN = 0.05  # Slovin's formula: how far off a sample's average may be
 BALANCE = 0.99975  # a little below 1, so that the threshold rises slowly where the density is met
 
 
-@dataclass(eq=False)
-class SAGE(Sparsifier):
+@dataclass(frozen=True)
+class SAGEState(State):
+    threshold: float = local(power=1)
+    average: float = local(
+        0.0, power=1
+    )  # magnitude in the last sample that was not all zero
+
+
+@dataclass(frozen=True)
+class SAGE(Sparsifier[SAGEState]):
     """`S_r = {i: |acc_r[i]| >= threshold_r}`, with `threshold <- threshold * alpha * beta` from step to step.
 
     alpha is how much the average magnitude of a sample (400 elements at the most) has grown since the last step;
@@ -37,45 +45,34 @@ class SAGE(Sparsifier):
 
     threshold: float | None = None
     seed: int = 0
-    LOCAL: ClassVar[tuple[str, ...]] = ("current", "average")
 
     def __post_init__(self) -> None:
         if self.threshold is not None:
             positive("threshold", self.threshold)
         at_least("seed", self.seed, 0)
 
-    def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self._sizes = np.array([size for size in sizes if size])
-        self._starts = self._sizes.cumsum() - self._sizes
-        self.current = authors_rule(step.k) if self.threshold is None else float(self.threshold)
-        self.average = 0.0  # magnitude in the last sample that was not all zero; 0 before there was one
-        self._next = self.current, self.average
+    def init(self, shape: Shape) -> SAGEState:
+        return SAGEState(authors_rule(shape.k) if self.threshold is None else float(self.threshold))
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        average, threshold = self._sampled(acc, step), self.current
-        if average and self.average:
-            threshold *= average / self.average
-        if self.average:
+    def select(self, state: SAGEState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        average, threshold = self._sampled(acc, step), state.threshold
+        if average and state.average:
+            threshold *= average / state.average
+        if state.average:
             threshold *= beta(step.k / step.n, len(select_from(acc, threshold)) / step.n)
-        self._next = threshold, average or self.average
-        return select_from(acc, threshold)
+        after = SAGEState(threshold, average or state.average)
+        return immediately(Selection(select_from(acc, threshold), threshold=threshold, plan=after))
 
-    def observe(self, sent: Exchanged, step: Step) -> None:
-        self.current, self.average = self._next
-
-    def rescale(self, factor: float) -> None:
-        self.current *= factor
-        self.average *= factor
-
-    @property
-    def threshold_in_use(self) -> float | None:
-        return self._next[0]
+    def update(self, state: SAGEState, selection: Selection, sent: Sent, step: Step) -> SAGEState:
+        after: SAGEState = selection.plan
+        return after
 
     def _sampled(self, acc: Tensor, step: Step) -> float:
         """The average magnitude of a sample. As released, small tensors are drawn as often as large ones."""
         chance = np.random.default_rng([self.seed, step.index, step.rank])
-        drawn = chance.integers(len(self._sizes), size=sample_size(step.n))
-        places = self._starts[drawn] + chance.integers(self._sizes[drawn])
+        sizes = np.array([size for size in step.sizes or (step.n,) if size])
+        drawn = chance.integers(len(sizes), size=sample_size(step.n))
+        places = (sizes.cumsum() - sizes)[drawn] + chance.integers(sizes[drawn])
         return float(acc[torch.from_numpy(places).to(acc.device)].abs().mean(dtype=torch.float64))
 
 

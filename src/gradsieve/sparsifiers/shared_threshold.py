@@ -7,20 +7,20 @@ different positions is known from the steps before, and changes slowly.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged, Span, Step, gather_picks, reduce_at
-from gradsieve.sparsifiers._one_threshold import OneThreshold
-from gradsieve.sparsifiers._spending import Steady
-from gradsieve.sparsifiers._table import Table
-from gradsieve.sparsifiers._threshold import MeasuredThreshold
-from gradsieve.sparsifiers.base import largest
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program
+from gradsieve.comm.exchange import gather_picks
+from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.density.base import Decision, Magnitudes, Quota
+from gradsieve.sparsifiers.base import Shape, Sparsifier, Window, largest
+from gradsieve.sparsifiers.exdyna.threshold import InVector, ThresholdState, choose, cut_of
+from gradsieve.states import State, shared
 
 FEWEST = 0.95  # of k: with fewer different positions, workers put forward more of them in a second round
 NOISE = 0.5  # standard deviations of a count of k, by which more picks are asked for than seem necessary
@@ -28,8 +28,15 @@ FORGET = 0.9  # what is left of a large change of the overlap after a step
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 come near to every number soon
 
 
-@dataclass(eq=False)
-class SharedThreshold(OneThreshold):
+@dataclass(frozen=True)
+class SharedThresholdState(State):
+    threshold: ThresholdState
+    overlap: float = shared(1.0, per_worker=True)  # picks for each different position in the last step
+    swing: float = shared(0.0, per_worker=True)  # the largest recent change of its logarithm
+
+
+@dataclass(frozen=True)
+class SharedThreshold(Sparsifier[SharedThresholdState]):
     """Worker r picks `|acc_r| >= threshold`; everybody's values are sent wherever anybody picked.
 
     Picks are sent to all, so that all know who voted for what. If they are more than k different positions, those
@@ -38,62 +45,105 @@ class SharedThreshold(OneThreshold):
     as are missing: two further collectives, but never a step with too little.
     """
 
-    def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self._spending = self._overlap = Overlap()
-        self._threshold = MeasuredThreshold(self._overlap)
+    SHOWS_MAGNITUDES: ClassVar[bool] = True
 
-    def judged(self, step: Step) -> Span:
-        return 0, step.n
+    def init(self, shape: Shape) -> SharedThresholdState:
+        return SharedThresholdState(ThresholdState())
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        shared = yield from gather_picks(picked, step, self._threshold.counts)
-        counts = [len(part) for part in shared]
-        indices, votes = torch.cat(shared).unique(return_counts=True)
-        self._different = len(indices)
-        if len(indices) < FEWEST * step.k:
-            further = yield from gather_picks(largest_beside(acc, indices, step.k), step)
+    def window(self, state: SharedThresholdState, step: Step) -> Window:
+        return Window(cut_of(state.threshold, _asked(state, step)), 0, step.n)
+
+    def select(self, state: SharedThresholdState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        found = yield from choose(state.threshold, InVector(acc, (0, step.n)), hits, _asked(state, step))
+        parts = yield from gather_picks(found, step)
+        assert isinstance(found.decision, PicksDecision)
+        counts, wanted = [len(part) for part in parts], found.decision.positions.count
+        indices, votes = torch.cat(parts).unique(return_counts=True)
+        after = _learned(replace(state, threshold=found.plan), sum(counts), len(indices))
+        if len(indices) < FEWEST * wanted:
+            further = yield from gather_picks(Selection(largest_beside(acc, indices, wanted)), step)
             counts = [count + len(part) for count, part in zip(counts, further, strict=True)]
             more, votes = torch.cat(further).unique(return_counts=True)
-            more = most_voted(more, votes, step.k - len(indices), step)
+            more = most_voted(more, votes, wanted - len(indices), step)
             indices = torch.cat([indices, more]).sort().values
         else:
-            indices = most_voted(indices, votes, step.k, step)
-        return (yield from reduce_at(acc, indices, pulse, counts))
+            indices = most_voted(indices, votes, wanted, step)
+        return Selection(indices, counts, None, found.threshold, after, found.decision.positions)
 
-    def observe(self, sent: Exchanged, step: Step) -> None:
-        self._overlap.learn(sum(self._threshold.counts or []), self._different)
-        super().observe(sent, step)
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.agreed(acc, selection, step)
 
-    def fitting(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """More or fewer workers overlap more or less."""
-        return {**super().fitting(state_dict), "spending_state": Overlap().state}
+    def update(
+        self, state: SharedThresholdState, selection: Selection, sent: Sent, step: Step
+    ) -> SharedThresholdState:
+        after: SharedThresholdState = selection.plan
+        return after
 
 
-class Overlap(Steady):
-    """As many picks of all workers together as make k different positions, and a few more.
+@dataclass(frozen=True)
+class PicksDecision(Decision):
+    """How many picks, and the decision how many positions that these are meant to make."""
 
-    The state is [overlap, swing]: how many picks there were for each different position in the last step, and the
-    largest recent change of its logarithm.
-    """
+    positions: Decision
 
-    def __init__(self) -> None:
-        self.state: list[float | None] = [1.0, 0.0]
 
-    def count(self, table: Table, step: Step, energy: float | None) -> int:
-        return self.wanted(step)
+@dataclass(frozen=True)
+class Overlapping:
+    """A quota in picks of all workers: as many as make the positions that another one asks for, and a few more."""
 
-    def wanted(self, step: Step) -> int:
-        overlap, swing = (number or 0.0 for number in self.state)
-        picks = step.k * overlap * (math.exp(swing) + NOISE / math.sqrt(step.k))
-        return min(math.ceil(picks), step.k * step.world_size)
+    positions: Quota
+    picks_per_position: float
+    workers: int
 
-    def learn(self, picks: int, different: int) -> None:
-        """So many picks were so many different positions."""
-        if not different:
-            return
-        last, swing = (number or 0.0 for number in self.state)
-        overlap = picks / different
-        self.state = [overlap, max(abs(math.log(overlap / last)), FORGET * swing)]
+    @property
+    def expected(self) -> int:
+        return self._picks(self.positions.expected)
+
+    @property
+    def level(self) -> float:
+        return self.positions.level
+
+    @property
+    def energy(self) -> float | None:
+        return self.positions.energy
+
+    def notice(self, grad: Tensor) -> None:
+        self.positions.notice(grad)
+
+    def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
+        decided = self.positions.decide(_Positions(seen, self.picks_per_position), energy)
+        return PicksDecision(self._picks(decided.count), decided.state, decided)
+
+    def _picks(self, positions: int) -> int:
+        return min(math.ceil(positions * self.picks_per_position), positions * self.workers)
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """Counts of positions, from counts of picks."""
+
+    picks: Magnitudes
+    picks_per_position: float
+
+    def above(self, magnitude: float) -> int:
+        return round(self.picks.above(magnitude) / self.picks_per_position)
+
+    def level_of(self, count: int) -> float:
+        return self.picks.level_of(math.ceil(count * self.picks_per_position))
+
+
+def _asked(state: SharedThresholdState, step: Step) -> Step:
+    """The step with its quota in picks."""
+    factor = state.overlap * (math.exp(state.swing) + NOISE / math.sqrt(step.k))
+    return replace(step, asked=Overlapping(step.quota, factor, step.world_size))
+
+
+def _learned(state: SharedThresholdState, picks: int, different: int) -> SharedThresholdState:
+    """What follows from so many picks of so many different positions."""
+    if not different:
+        return state
+    overlap = picks / different
+    return replace(state, overlap=overlap, swing=max(abs(math.log(overlap / state.overlap)), FORGET * state.swing))
 
 
 def most_voted(indices: Tensor, votes: Tensor, count: int, step: Step) -> Tensor:

@@ -5,9 +5,9 @@ Systems", MLSys 2021.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +15,25 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve._check import BadInput, at_least, one_of
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.sparsifiers.base import Sparsifier
+from gradsieve.comm.collectives import Program, immediately
+from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.sparsifiers.base import Shape, Sparsifier
+from gradsieve.states import State, local
 
 FIRST_STAGE = 0.25  # the density that the first of several stages aims at
 ADAPT_EVERY = 5  # steps whose actual densities are averaged before the number of stages changes
 TOO_MANY, TOO_FEW = 1.2, 0.8
 
 
-@dataclass(eq=False)
-class SIDCo(Sparsifier):
+@dataclass(frozen=True)
+class SIDCoState(State):
+    stages: int = local()
+    ratio_sum: float = local(0.0)  # of actual to target counts, since the number of stages was last looked at
+    ratio_count: int = local(0)
+
+
+@dataclass(frozen=True)
+class SIDCo(Sparsifier[SIDCoState]):
     """`S_r = {i: |acc_r[i]| > threshold_r}`, each worker with its own fit and its own number of stages.
 
     distribution: "exponential", "pareto" (generalized) or "gamma" (first stage; later ones are Pareto).
@@ -34,7 +43,6 @@ class SIDCo(Sparsifier):
     distribution: str = "exponential"
     stages: int = 1
     adapt: bool = True
-    LOCAL: ClassVar[tuple[str, ...]] = ("current_stages", "ratio_sum", "ratio_count")
 
     def __post_init__(self) -> None:
         one_of("distribution", self.distribution, FIRST)
@@ -42,28 +50,25 @@ class SIDCo(Sparsifier):
             _special()
         at_least("stages", self.stages, 1)
 
-    def setup(self, step: Step, sizes: Sequence[int]) -> None:
-        self.current_stages = self.stages
-        self.ratio_sum = 0.0
-        self.ratio_count = 0
+    def init(self, shape: Shape) -> SIDCoState:
+        return SIDCoState(self.stages)
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        threshold = fit_threshold(acc.abs(), step.k / step.n, self.current_stages, self.distribution)
+    def select(self, state: SIDCoState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        threshold = fit_threshold(acc.abs(), step.k / step.n, state.stages, self.distribution)
         with np.errstate(over="ignore"):  # a threshold above all float32 is infinite, which selects nothing
             level = np.float32(threshold)
         # The kernel selects >=, the paper >: the next float32 makes them the same.
-        return ops.select_above(acc, float(np.nextafter(level, np.float32(np.inf))))
+        above = float(np.nextafter(level, np.float32(np.inf)))
+        return immediately(Selection(ops.select_above(acc, above)))
 
-    def observe(self, sent: Exchanged, step: Step) -> None:
-        self.ratio_sum += sent.counts[step.rank] / step.k
-        self.ratio_count += 1
-        if not self.adapt or self.ratio_count < ADAPT_EVERY:
-            return
-        mean = self.ratio_sum / self.ratio_count
+    def update(self, state: SIDCoState, selection: Selection, sent: Sent, step: Step) -> SIDCoState:
+        total, count = state.ratio_sum + sent.counts[step.rank] / step.k, state.ratio_count + 1
+        if not self.adapt or count < ADAPT_EVERY:
+            return replace(state, ratio_sum=total, ratio_count=count)
+        mean = total / count
         change = -1 if mean > TOO_MANY else 1 if mean < TOO_FEW else 0
         most = max(1, math.ceil(math.log2(step.n / step.k)))
-        self.current_stages = min(max(self.current_stages + change, 1), most)
-        self.ratio_sum, self.ratio_count = 0.0, 0
+        return SIDCoState(min(max(state.stages + change, 1), most))
 
 
 def fit_threshold(x: Tensor, density: float, stages: int, distribution: str) -> float:

@@ -7,33 +7,39 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradsieve import exchange
 from gradsieve._check import one_of
-from gradsieve.collectives import Program
-from gradsieve.exchange import Exchanged, Step
-from gradsieve.sparsifiers.base import Sparsifier, largest
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program, immediately
+from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.sparsifiers.base import S, Sparsifier, largest
+from gradsieve.states import State
 
 
-@dataclass(eq=False)
-class TopK(Sparsifier):
-    """`S_r` = positions of the k largest `|acc_r|`.
-
-    aggregation: "union" sends everybody's values wherever anybody picked (between k and P*k positions: gradient
-    build-up); "own" sends only a worker's own values at its own picks (the textbook's form).
-    """
+@dataclass(frozen=True)
+class AnyTopK(Sparsifier[S]):
+    """What Top-k and its relatives share: two ways to combine picks."""
 
     aggregation: str = "union"
 
     def __post_init__(self) -> None:
         one_of("aggregation", self.aggregation, exchange.AGGREGATIONS)
 
-    def count(self, step: Step) -> int:
-        """How many positions each worker picks in this step."""
-        return step.k
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.AGGREGATIONS[self.aggregation](acc, selection, step)
 
-    def pick(self, acc: Tensor, hits: Tensor, step: Step) -> Tensor:
-        return largest(acc, self.count(step))
 
-    def exchange(self, acc: Tensor, picked: Tensor, pulse: Tensor, step: Step) -> Program[Exchanged]:
-        combine = exchange.AGGREGATIONS[self.aggregation]
-        return combine(acc, picked, pulse, step, [self.count(step)] * step.world_size)
+@dataclass(frozen=True)
+class TopK(AnyTopK[State]):
+    """`S_r` = positions of the k largest `|acc_r|`.
+
+    aggregation: "union" sends everybody's values wherever anybody picked (between k and P*k positions: gradient
+    build-up); "own" sends only a worker's own values at its own picks (the textbook's form).
+    """
+
+    def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        return top_k(acc, step.k, step)
+
+
+def top_k(acc: Tensor, count: int, step: Step) -> Program[Selection]:
+    """As many positions from every worker, so all know the counts."""
+    return immediately(Selection(largest(acc, count), [count] * step.world_size))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from gradsieve.collectives import Program
+from gradsieve.comm.collectives import Program
 
 T = TypeVar("T")
 

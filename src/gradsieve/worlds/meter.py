@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from gradsieve.collectives import Ledger, Program, watched
+from gradsieve.comm.collectives import Program
+from gradsieve.comm.traffic import Ledger, metered
 from gradsieve.worlds.base import World
 
 T = TypeVar("T")
@@ -13,7 +14,7 @@ class Meter:
     """Runs programs in another world; `ledgers[i]` is what the i-th program put through collectives so far.
 
     >>> import torch
-    >>> from gradsieve.collectives import AllReduce
+    >>> from gradsieve.comm.collectives import AllReduce
     >>> from gradsieve.worlds.virtual import VirtualWorld
     >>> def program():
     ...     yield AllReduce("values", torch.zeros(100))
@@ -34,4 +35,4 @@ class Meter:
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         self.ledgers += [Ledger() for _ in range(len(programs) - len(self.ledgers))]
         pairs = zip(programs, self.ledgers, strict=True)
-        return self.world.run([watched(program, ledger, self.size) for program, ledger in pairs])
+        return self.world.run([metered(program, ledger, self.size) for program, ledger in pairs])

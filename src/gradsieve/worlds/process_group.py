@@ -1,4 +1,4 @@
-"""One worker a process: collectives go through torch.distributed."""
+"""One worker per process: collectives go through torch.distributed."""
 
 import atexit
 import gc
@@ -10,17 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradsieve._check import BadInput
-from gradsieve.collectives import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Collective,
-    Program,
-    RoundedSum,
-    round_slice,
-    slices,
-)
-from gradsieve.wire import decode, encode
+from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Collective, Program
+from gradsieve.comm.rounded import rounded_sum
 
 T = TypeVar("T")
 
@@ -69,8 +60,6 @@ class ProcessGroupWorld:
         tensor = call.tensor.contiguous()
         if isinstance(call, AllReduce):
             return self._sum(tensor)
-        if isinstance(call, RoundedSum):
-            return self._rounded_sum(tensor, call.wire)
         if isinstance(call, AllGather):
             return self._gather(tensor, call.lengths)
         if isinstance(call, AllToAll):
@@ -82,20 +71,8 @@ class ProcessGroupWorld:
         if tensor.nbytes > _SMALL or tensor.dim() != 1 or self.size == 1:
             dist.all_reduce(tensor, group=self.group)
             return tensor
-        return tensor.copy_(self._rounded_sum(tensor, tensor.dtype)[0])
-
-    def _rounded_sum(self, tensor: Tensor, wire: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Every worker sums a slice that all send to it, then tells the sum to all: two rounds."""
-        rows = slices(tensor, self.size)
-        sent = encode(rows, wire)
-        parts = torch.empty_like(sent)
-        dist.all_to_all_single(_raw(parts), _raw(sent), group=self.group)
-        mine, missing = round_slice(list(decode(parts, wire)), rows[self.rank], self.rank, wire)
-        error = rows - decode(sent, wire)
-        error[self.rank] = missing
-        sums = torch.stack(self._gather(mine, [len(mine)] * self.size))
-        total = decode(sums, wire).flatten().to(tensor.dtype)
-        return total[: len(tensor)], error.flatten()[: len(tensor)]
+        total, _ = self.run([rounded_sum("sum", tensor, tensor.dtype, self.rank, self.size)])[0]
+        return tensor.copy_(total)
 
     def _gather(self, tensor: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
         """One round: each worker sends its rows to each of the others, so none needs padding."""

@@ -3,22 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from gradsieve._check import BadInput
-from gradsieve.collectives import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Collective,
-    Program,
-    RoundedSum,
-    round_slice,
-    slices,
-)
-from gradsieve.wire import decode, rounded
+from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Program
 
 T = TypeVar("T")
 
@@ -44,7 +32,7 @@ class VirtualWorld:
         self.size = size
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Run one program a worker to its end; returns their results in rank order."""
+        """Run one program per worker to its end; returns their results in rank order."""
         if len(programs) != self.size:
             raise BadInput(f"programs must be one for each of {self.size} workers, got {len(programs)}")
         try:
@@ -79,8 +67,6 @@ class VirtualWorld:
             for tensor in tensors[1:]:
                 total += tensor
             return [tensor.copy_(total) for tensor in tensors]
-        if isinstance(first, RoundedSum):
-            return _rounded_sum(tensors, first.wire)
         if isinstance(first, Broadcast):
             sent = tensors[first.root].clone()
             return [tensor.copy_(sent) for tensor in tensors]
@@ -88,21 +74,6 @@ class VirtualWorld:
             return _all_to_all(calls)
         _check_lengths(calls)
         return [[tensor.clone() for tensor in tensors] for _ in calls]
-
-
-def _rounded_sum(tensors: list[Tensor], wire: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """What `ProcessGroupWorld` does in two rounds, for all workers at once."""
-    size, length = len(tensors), len(tensors[0])
-    rows = [slices(tensor, size) for tensor in tensors]
-    sent = [rounded(row, wire) for row in rows]
-    errors = [row - arrived for row, arrived in zip(rows, sent, strict=True)]
-    total = torch.empty_like(rows[0])
-    for owner in range(size):
-        parts = [arrived[owner] for arrived in sent]
-        message, errors[owner][owner] = round_slice(parts, rows[owner][owner], owner, wire)
-        total[owner] = decode(message, wire)
-    whole = total.flatten()[:length]
-    return [(whole.clone(), error.flatten()[:length]) for error in errors]
 
 
 def _all_to_all(calls: list[Collective]) -> list[list[Tensor]]:
@@ -134,8 +105,6 @@ def _describe(call: Collective) -> str:
     extra = ""
     if isinstance(call, Broadcast):
         extra = f", root {call.root}"
-    elif isinstance(call, RoundedSum):
-        extra = f", {str(call.wire).removeprefix('torch.')}"
     elif isinstance(call, AllGather):
         shape[0] = "any"
         extra = "" if call.lengths is None else f", lengths {list(call.lengths)}"

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradsieve import checkpoint
-from gradsieve.collectives import ring_all_reduce_bytes
+from gradsieve.state import checkpoint
+from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.ddp import sparsify
 from gradsieve_lab.runs.bare_state import bare_state
 from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
@@ -57,15 +57,14 @@ class SieveCarrier:
     """Ours."""
 
     def __init__(self, ddp: DistributedDataParallel, settings: Settings) -> None:
-        self.options = settings.all_options()
         self.sieve = sparsify(
             ddp,
             settings.sparsifier,
-            settings.density,
+            settings.make_density(),
             dense_steps=settings.dense_steps,
             measure=True,
             values=settings.values,
-            **self.options,
+            **settings.all_options(),
         )
 
     def begin(self) -> None:
@@ -79,10 +78,7 @@ class SieveCarrier:
         self.sieve.save(folder, extra)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        extra = self.sieve.load(folder)
-        if "total_steps" in self.options:  # the run may have become longer or shorter since
-            self.sieve.set_total_steps(self.options["total_steps"])
-        return extra
+        return self.sieve.load(folder)
 
 
 class HookCarrier:

@@ -2,24 +2,22 @@
 
 import time
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from gradsieve import checkpoint
+from gradsieve.state import checkpoint
 from gradsieve_lab.runs.carriers import attach
 from gradsieve_lab.runs.facts import Facts, facts_of
 from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.settings import Settings
-from gradsieve.reducer import SparseReducer
-from gradsieve.sparsifiers import make_sparsifier
-from gradsieve.sparsifiers._exclusive import Exclusive
 from gradsieve_lab.tasks import Data, Task
 from gradsieve_lab.tasks.shards import shards
+from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds import VirtualWorld
 
 _TEST_BATCH = 256
@@ -118,18 +116,15 @@ class VirtualEngine:
         task.start(self.model)
         self.parameters = list(self.model.parameters())
         self.world = VirtualWorld(settings.workers)
-        self.reducers = [
-            SparseReducer(
-                make_sparsifier(settings.sparsifier, **settings.all_options()),
-                settings.density,
-                rank=rank,
-                world_size=settings.workers,
-                dense_steps=settings.dense_steps,
-                sizes=[parameter.numel() for parameter in self.parameters],
-                values=settings.values,
-            )
-            for rank in range(settings.workers)
-        ]
+        self.reducers = virtual_reducers(
+            settings.sparsifier,
+            settings.make_density(),
+            world_size=settings.workers,
+            options=settings.all_options(),
+            dense_steps=settings.dense_steps,
+            sizes=[parameter.numel() for parameter in self.parameters],
+            values=settings.values,
+        )
         for reducer in self.reducers:
             reducer.open(sum(parameter.numel() for parameter in self.parameters), torch.device("cpu"))
         self.replica = Learner(self.model, settings)
@@ -155,7 +150,7 @@ class VirtualEngine:
             parameter.grad = update[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
         workers = len(self.feeds)
-        each = [facts_of(reducer.end_step()) for reducer in self.reducers]
+        each = [facts_of(reducer.report) for reducer in self.reducers if reducer.report is not None]
         own = {name: sum(facts.own[name] for facts in each) / workers for name in each[0].own}
         # Nothing was sent anywhere: what the world took to answer is not the time of a network.
         own |= {"forward": forward / workers, "backward": backward / workers, "communicate": 0.0}
@@ -179,12 +174,7 @@ class VirtualEngine:
         extra: dict[str, Any] = {}
         for reducer, state in zip(self.reducers, states, strict=True):
             extra = state.pop("extra")
-            if state.pop("resized"):
-                state["state"] = reducer.sparsifier.fitting(state["state"])
-            planned = reducer.sparsifier.options().get("total_steps")
-            reducer.load_state_dict(state)
-            if planned:  # the run may have become longer or shorter since
-                cast(Exclusive, reducer.sparsifier).set_total_steps(planned)
+            reducer.load_state_dict(state, resized=state.pop("resized"))
         return continued(self.replica, extra)
 
 

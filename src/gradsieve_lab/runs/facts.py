@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gradsieve.steps import StepReport
+from gradsieve.reports import StepReport
 
 # Numbers in which workers differ; a record has their mean over the workers.
 OWN = (
@@ -48,7 +48,7 @@ def facts_of(report: StepReport) -> Facts:
         "error": norm**2,
         "residual_norm": norm,
         "bytes": report.ring_bytes,
-        "select": sum(seconds.get(phase, 0.0) for phase in ("accumulate", "select", "write")),
+        "select": sum(seconds.get(phase, 0.0) for phase in ("accumulate", "select", "update", "write")),
         "communicate": seconds["communicate"],
         "measure": seconds.get("measure", 0.0),
     }

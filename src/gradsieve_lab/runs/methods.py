@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, one_of
+from gradsieve.density import Budget
 from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
-from gradsieve.wire import VALUES
+from gradsieve.comm.wire import VALUES
 
 DENSE = "dense"
+STEADY, BUDGET = "steady", "budget"
 PEERS: dict[str, dict[str, Any]] = {  # name -> options and their defaults
     "fp16": {},
     "powersgd": {"rank": 1, "start": 10},  # rank of the approximation; steps before it begins, at least 2
@@ -30,6 +32,7 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     label: str = ""
     values: str = "fp32"  # how they travel
+    spend: str = STEADY  # or BUDGET: the density is the mean over the run
 
 
 def is_hook(name: str) -> bool:
@@ -48,7 +51,7 @@ def is_open(method: Method) -> bool:
 
 
 def parse_method(text: str, density: float) -> Method:
-    """`name` or `name:option=value:option=value`; density and values may be given like options.
+    """`name` or `name:option=value:option=value`; density, values and spend may be given like options.
 
     >>> method = parse_method("cltk:beta=0.1:density=0.05:values=bf16", density=0.01)
     >>> method.name, method.options, method.density, method.values
@@ -70,8 +73,12 @@ def parse_method(text: str, density: float) -> Method:
             at_least(option, value, 2 if option == "start" else 1)
         return Method(name, 1.0, {**known[name], **options}, label)
     values = one_of("values", options.pop("values", "fp32"), ("fp32",) if name == DENSE else VALUES)
-    make_sparsifier(name, **with_steps(options, 1))
-    return Method(name, 1.0 if name == DENSE else density, options, label, values)
+    spend = one_of("spend", options.pop("spend", STEADY), (STEADY, BUDGET))
+    made = make_sparsifier(name, **options)
+    if spend == BUDGET and not made.SHOWS_MAGNITUDES:
+        able = ", ".join(known for known, kind in SPARSIFIERS.items() if kind.SHOWS_MAGNITUDES)
+        raise BadInput(f"spend=budget needs one of {able}, got {name}")
+    return Method(name, 1.0 if name == DENSE else density, options, label, values, spend)
 
 
 def _share(density: float, options: dict[str, Any], label: str) -> Method:
@@ -94,9 +101,9 @@ def has_momentum(name: str) -> bool:
     return name in SPARSIFIERS and "momentum" in make_sparsifier(name).options()
 
 
-def with_steps(options: dict[str, Any], steps: int) -> dict[str, Any]:
-    """A budget is for the run, unless it says otherwise."""
-    return {"total_steps": steps, **options} if options.get("spend") == "budget" else options
+def as_spent(density: float, spend: str, steps: int) -> float | Budget:
+    """The density of a run of so many steps, in every step or on average."""
+    return Budget(density, total_steps=steps) if spend == BUDGET else density
 
 
 def parse_methods(text: str, density: float) -> list[Method]:

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradsieve import checkpoint
-from gradsieve.checkpoint import CheckpointError
+from gradsieve.state import checkpoint
+from gradsieve.state.checkpoint import CheckpointError
 from gradsieve_lab.runs.bare_state import bare_state
 from gradsieve_lab.runs.engines import score
 from gradsieve_lab.runs.facts import Facts

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
-from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, Method, has_momentum, with_steps
+from gradsieve.density import Budget
+from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, STEADY, Method, as_spent, has_momentum
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, Link, parse_links
 from gradsieve_lab.tasks import TASKS, Task, make_task
 from gradsieve_lab.tasks.base import Recipe
@@ -27,6 +28,7 @@ class Settings:
     label: str = ""
     values: str = "fp32"
     density: float = 0.01
+    spend: str = STEADY
     dense_steps: int = 0
     workers: int = 4
     virtual: bool = False
@@ -105,6 +107,7 @@ class Settings:
             label=method.label,
             density=method.density,
             values=method.values,
+            spend=method.spend,
         )
 
     def filled(self, task: Task, recipe: Recipe) -> "Settings":
@@ -129,11 +132,14 @@ class Settings:
         )
 
     def all_options(self) -> dict[str, Any]:
-        """The sparsifier's options for a run of this length, with SGD's momentum where it is the sparsifier's."""
-        options = with_steps(self.options, self.steps)
+        """The sparsifier's options, with SGD's momentum where it is the sparsifier's."""
         if not has_momentum(self.sparsifier):
-            return options
-        return {"momentum": (self.momentum or 0.0) if self.optimizer == "sgd" else 0.0, **options}
+            return self.options
+        return {"momentum": (self.momentum or 0.0) if self.optimizer == "sgd" else 0.0, **self.options}
+
+    def make_density(self) -> float | Budget:
+        """What the reducer is given: a density for every step, or a budget for the run."""
+        return as_spent(self.density, self.spend, self.steps)
 
     def make_task(self) -> Task:
         """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says.

@@ -11,7 +11,7 @@ from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.methods import ALONE, AVERAGE, SHARE
 from gradsieve_lab.runs.settings import Settings
-from gradsieve.schedules import as_density
+from gradsieve.density import as_density
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
 from gradsieve.share.driver import Driver, Outcome

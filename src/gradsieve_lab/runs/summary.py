@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from gradsieve.collectives import ring_all_reduce_bytes
+from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve_lab.runs.gains import gains_kept
 from gradsieve_lab.runs.records import Line, Run
 

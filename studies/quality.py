@@ -1,6 +1,6 @@
 """What could bring exclusive selection nearer to the oracle: trials, each a way to score elements before picking.
 
-    GRADSIEVE_DATA=... python benchmarks/quality.py [--task mlp --dataset mnist] [--seeds 0,1]
+    GRADSIEVE_DATA=... python studies/quality.py [--task mlp --dataset mnist] [--seeds 0,1]
 
 Each index is judged by one worker, by its own accumulator. The trials let the judge know more, all but those with
 several judges without a further byte. They look at whole vectors and are written for clarity: what helps would be
@@ -9,7 +9,7 @@ built properly.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,12 +18,19 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from gradsieve.collectives import AllGather, Program
-from gradsieve.exchange import Exchanged, Span, Step
-from gradsieve.sparsifiers import SPARSIFIERS
-from gradsieve.sparsifiers.base import largest
-from gradsieve.sparsifiers.dgc import DGC
-from gradsieve.sparsifiers.exdyna import ExDyna
+from gradsieve import SPARSIFIERS, Momentum, Plain
+from gradsieve.extend import (
+    Feedback,
+    Program,
+    Selection,
+    Sent,
+    Shape,
+    Step,
+    all_gather,
+    largest,
+    local,
+)
+from gradsieve.sparsifiers.exdyna.sparsifier import ExDyna, ExDynaState
 from gradsieve_lab.runs.methods import parse_method
 from gradsieve_lab.runs.running import Stop, run
 from gradsieve_lab.runs.settings import Settings
@@ -34,76 +41,75 @@ CORRECTED = "momentum correction"  # DGC's: each worker's own momentum, accumula
 BLOCK = 64  # elements whose history is kept together
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class TrialState(ExDynaState):
+    """What a judge may know of the steps before."""
+
+    momentum: Tensor = local(power=1)  # of what was sent
+    agreement: Tensor = local()  # of blocks: how much the sum over workers exceeds this worker's own
+    others: Tensor = local(power=1)  # what the others sent in the last step
+
+
+@dataclass(frozen=True)
 class Trial(ExDyna):
     """Exact exclusive selection by a score that may know more than the accumulator."""
 
     score: str = "own"
 
-    def setup(self, step: Step, sizes: object) -> None:
-        super().setup(step, [step.n])
-        self._dgc = DGC(momentum=MEMORY)
-        self._dgc.setup(step, [step.n])
-        self._momentum = torch.zeros(step.n)
-        self._agreement = torch.ones(step.n // BLOCK + 1)
-        self._mine = torch.zeros(0)
-        self._sent: Tensor = torch.zeros(0, dtype=torch.int64)
-        self._others = torch.zeros(step.n)
+    def init(self, shape: Shape) -> TrialState:
+        base, agreement = super().init(shape), torch.ones(shape.n // BLOCK + 1)
+        return TrialState(
+            **vars(base), momentum=torch.zeros(shape.n), agreement=agreement, others=torch.zeros(shape.n)
+        )
 
-    def select(self, acc: Tensor, hits: Tensor, step: Step) -> Program[Tensor]:
-        start, stop = self.span(self.owned(step, step.rank), step)
+    def select(self, state: ExDynaState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        assert isinstance(state, TrialState)
+        spans = self.spans(state, step)
+        start, stop = spans[step.rank]
         if together := JUDGES.get(self.score):
-            rows = yield AllGather("peek", acc[None], [1] * step.world_size)
+            rows = yield from all_gather("peek", acc[None], [1] * step.world_size)
             first = step.rank // together * together
             judged = torch.cat(rows)[first : first + together].sum(0)
         else:
-            yield from ()
-            judged = SCORES[self.score](self, acc)
+            judged = SCORES[self.score](state, acc)
         picked = start + largest(judged[start:stop], min(step.k, stop - start))
         values = judged[picked].abs()
-        every = yield AllGather("scores", values, None)
+        every = yield from all_gather("scores", values)
         level = torch.cat(every).topk(step.k).values[-1]
-        chosen = picked[values >= level]
         counts = [int((part >= level).sum()) for part in every]
-        self._threshold.counts = counts
-        self._mine = acc.clone()
-        return chosen
+        return Selection(picked[values >= level], counts, spans, plan=acc.clone())
 
-    def fold(self, grad: Tensor, start: int) -> Tensor:
-        return self._dgc.fold(grad, start) if self.score == CORRECTED else grad
+    def feedback(self) -> Feedback:
+        return Momentum(MEMORY) if self.score == CORRECTED else Plain()
 
-    def commit(self, sent: Exchanged, waiting: Sequence[Span]) -> None:
-        if self.score == CORRECTED:
-            self._dgc.commit(sent, waiting)
-
-    def observe(self, sent: Exchanged, step: Step) -> None:
+    def update(self, state: ExDynaState, selection: Selection, sent: Sent, step: Step) -> TrialState:
+        assert isinstance(state, TrialState)
         assert sent.indices is not None
-        total = sent.values * step.world_size
-        own = self._mine[sent.indices]
-        self._momentum.mul_(MEMORY).index_add_(0, sent.indices, (1 - MEMORY) * sent.values)
-        self._others.zero_()
-        self._others[sent.indices] = total - own
+        base = super().update(state, replace(selection, plan=state.threshold), sent, step)
+        total, own = sent.values * step.world_size, selection.plan[sent.indices]
+        momentum = (state.momentum * MEMORY).index_add_(0, sent.indices, (1 - MEMORY) * sent.values)
+        others = torch.zeros_like(state.others).index_copy_(0, sent.indices, total - own)
         blocks = sent.indices // BLOCK
-        together = torch.zeros_like(self._agreement).index_add_(0, blocks, total.abs())
-        alone = torch.zeros_like(self._agreement).index_add_(0, blocks, own.abs())
-        seen = alone > 0
-        ratio = (together[seen] / alone[seen] / step.world_size).clamp_(0.05, 5)
-        self._agreement[seen] = MEMORY * self._agreement[seen] + (1 - MEMORY) * ratio
+        together = torch.zeros_like(state.agreement).index_add_(0, blocks, total.abs())
+        alone = torch.zeros_like(state.agreement).index_add_(0, blocks, own.abs())
+        ratio = (together / alone / step.world_size).clamp_(0.05, 5)
+        agreement = torch.where(alone > 0, state.agreement.lerp(ratio, 1 - MEMORY), state.agreement)
+        return TrialState(**vars(base), momentum=momentum, agreement=agreement, others=others)
 
 
-def _regularised(trial: Trial, acc: Tensor) -> Tensor:
+def _regularised(state: TrialState, acc: Tensor) -> Tensor:
     """RegTop-k's idea: what the others sent at an index last time says whether they will add up or cancel."""
-    change = trial._others / torch.where(acc == 0, torch.ones_like(acc), acc)
-    return acc * torch.tanh((1 + change).abs() / 1.0)
+    change = state.others / torch.where(acc == 0, torch.ones_like(acc), acc)
+    return acc * torch.tanh((1 + change).abs())
 
 
-SCORES: dict[str, Callable[[Trial, Tensor], Tensor]] = {
-    "own": lambda trial, acc: acc,
-    "momentum": lambda trial, acc: acc + trial._momentum,
-    "more momentum": lambda trial, acc: acc + 8 * trial._momentum,
-    "agreement": lambda trial, acc: acc * trial._agreement.repeat_interleave(BLOCK)[: len(acc)],
+SCORES: dict[str, Callable[[TrialState, Tensor], Tensor]] = {
+    "own": lambda state, acc: acc,
+    "momentum": lambda state, acc: acc + state.momentum,
+    "more momentum": lambda state, acc: acc + 8 * state.momentum,
+    "agreement": lambda state, acc: acc * state.agreement.repeat_interleave(BLOCK)[: len(acc)],
     "regularised": _regularised,
-    CORRECTED: lambda trial, acc: acc,
+    CORRECTED: lambda state, acc: acc,
 }
 
 
@@ -130,14 +136,17 @@ def main() -> None:
     arguments.add_argument("--density", type=float, default=0.001)
     chosen = arguments.parse_args()
     SPARSIFIERS["trial"] = Trial
-    cases: list[tuple[str, str, dict[str, object]]] = [
-        ("exact exclusive", "trial", {"score": "own"}),
-        *((name, "trial", {"score": name}) for name in SCORES if name != "own"),
-        *((f"{name} (dense bytes)", "trial", {"score": name}) for name in JUDGES),
-        ("oracle (dense bytes)", "oracle", {}),
-    ]
+    trials = {
+        "exact exclusive": "own",
+        **{name: name for name in SCORES if name != "own"},
+        **{f"{name} (dense bytes)": name for name in JUDGES},
+    }
+    cases: dict[str, tuple[str, dict[str, object]]] = {
+        **{name: ("trial", {"score": score}) for name, score in trials.items()},
+        "oracle (dense bytes)": ("oracle", {}),
+    }
     sys.stdout.write(f"{'score':34}{'metric':>10}{'loss':>10}\n")
-    for name, method, options in cases:
+    for name, (method, options) in cases.items():
         found = []
         for seed in map(int, chosen.seeds.split(",")):
             settings = Settings(

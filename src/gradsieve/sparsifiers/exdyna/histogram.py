@@ -1,4 +1,4 @@
-"""Histograms of several workers as one table, in which each worker's begins where it says."""
+"""Histograms of several workers side by side, in which each worker's begins where it says."""
 
 import math
 
@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
+from gradsieve.comm.collectives import Program, all_gather
+from gradsieve.comm.step import Step
 
 _MOST = {dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int16, torch.int32)}
+_START_BYTES = torch.int16.itemsize  # of a message: the bin with which it begins
+_ENERGY_BYTES = torch.float32.itemsize  # behind the bins, where it is asked for
 
 
 def narrowest(count: int) -> torch.dtype:
     """The type for bins of which nobody needs to know more than that `count` elements are in them."""
-    return (
-        torch.uint8 if count <= _MOST[torch.uint8] else torch.int16 if count <= _MOST[torch.int16] else torch.int32
-    )
+    return next(dtype for dtype, most in _MOST.items() if count <= most or dtype == torch.int32)
 
 
 def row(counts: Tensor, start: int, deepest: int, width: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -32,15 +34,24 @@ def row(counts: Tensor, start: int, deepest: int, width: int, dtype: torch.dtype
     return torch.cat([head, seen.clamp_(max=_MOST[dtype]).to(dtype).view(torch.uint8)])
 
 
-class Table:
-    """One row a worker; bin j holds the magnitudes from `edge(j)` to below `edge(j + 1)`."""
+def gather(message: Tensor, energy: float | None, dtype: torch.dtype, step: Step) -> "Program[Gathered]":
+    """The histograms of all workers, and the mean of their energies, if there are any."""
+    if energy is not None:
+        message = torch.cat([message, torch.tensor([energy], dtype=torch.float32).view(torch.uint8)])
+    rows = torch.cat((yield from all_gather("histogram", message[None], [1] * step.world_size))).cpu()
+    if energy is not None:
+        energies = rows[:, -_ENERGY_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        rows, energy = rows[:, :-_ENERGY_BYTES], float(energies.double().mean())
+    return Histograms(rows, dtype), energy
+
+
+class Histograms:
+    """One row per worker; bin j holds the magnitudes from `edge(j)` to below `edge(j + 1)`."""
 
     def __init__(self, rows: Tensor, dtype: torch.dtype = torch.int32) -> None:
-        rows = rows.cpu()
-        starts: list[int] = (
-            rows[:, :2].clone(memory_format=torch.contiguous_format).view(torch.int16).flatten().tolist()
-        )
-        seen = rows[:, 2:].clone(memory_format=torch.contiguous_format).view(dtype).long()
+        heads, bins = (part.contiguous().clone() for part in rows.cpu().tensor_split([_START_BYTES], 1))
+        starts: list[int] = heads.view(torch.int16).flatten().tolist()
+        seen = bins.view(dtype).long()
         self.first = min(starts)
         width = max(starts) - self.first + seen.shape[1]
         self.counts = torch.zeros(len(starts), width, dtype=torch.int64)
@@ -52,20 +63,23 @@ class Table:
     def total(self) -> int:
         return self._above[0]
 
-    def above(self, bin: int) -> int:
-        """How many elements lie in a bin or above it."""
+    def above(self, magnitude: float) -> int:
+        """How many elements are at least as large, the magnitude rounded down to the edge of a bin."""
+        if magnitude == math.inf:
+            return 0
+        bin = ops.bin_of(magnitude) - self.first
         return self._above[max(bin, 0)] if bin < len(self._above) else 0
+
+    def level_of(self, count: int) -> float:
+        """The magnitude that so many elements reach, rounded down to the edge of a bin."""
+        return self.edge(self.bin_with(count))
 
     def edge(self, bin: int) -> float:
         """The smallest magnitude of a bin."""
         return ops.bin_edge(self.first + bin) if bin < len(self._above) else math.inf
 
-    def bin_of(self, magnitude: float) -> int:
-        """The bin that a magnitude falls into; below 0 if that is lower than all bins."""
-        return ops.bin_of(magnitude) - self.first
-
     def bin_with(self, count: int) -> int:
-        """The highest bin with so many elements in it and above it; the lowest if there are fewer in all."""
+        """The highest bin with so many elements in it and above it; the lowest if there are fewer in total."""
         low, high = 0, len(self._above)
         while high - low > 1:
             middle = (low + high) // 2
@@ -80,3 +94,6 @@ class Table:
         split = before * missing // max(int(inside.sum()), 1)
         shares: list[int] = (surely + split.diff()).tolist()
         return shares
+
+
+Gathered = tuple[Histograms, float | None]

@@ -1,9 +1,11 @@
-"""What is said of one step: a report, and the clock that measures its phases."""
+"""The report of one step, and the clock that measures its phases."""
 
 import time
 from dataclasses import dataclass
+from typing import Any, Self
 
-from gradsieve.collectives import Ledger
+from gradsieve.comm.step import Sent, Step
+from gradsieve.comm.traffic import Ledger
 
 
 @dataclass(frozen=True)
@@ -13,15 +15,44 @@ class StepReport:
     step: int
     n: int
     k: int  # the target: density * n
-    finite: bool  # False: some gradient was not finite, the step was called off
-    counts: list[int]  # how many positions each worker put forward
+    finite: bool  # False: some gradient was not finite, the step was skipped
+    counts: list[int]  # how many positions each worker picked
     union: int  # how many positions the update covers
     threshold: float | None  # that decided this step; None where none did
     residual_norm: float | None  # None unless the reducer was made with measure=True
     bytes_sent: int  # handed to collectives, padding included
     ring_bytes: float  # what a worker puts on the wire, the mean over workers
     collectives: int
-    seconds: dict[str, float]  # by phase: accumulate, select, write, communicate, measure (the norm)
+    seconds: dict[str, float]  # by phase: accumulate, select, update, write, communicate, measure (the norm)
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        sent: Sent,
+        clock: "Clock",
+        *,
+        threshold: float | None,
+        residual_norm: float | None = None,
+        **further: Any,
+    ) -> Self:
+        """The report of a step, from what it was, what came of it, and what it cost."""
+        total = clock.ledger.total
+        return cls(
+            step=step.index,
+            n=step.n,
+            k=step.k,
+            finite=sent.finite,
+            counts=sent.counts,
+            union=sent.union,
+            threshold=threshold,
+            residual_norm=residual_norm,
+            bytes_sent=total.handed_bytes,
+            ring_bytes=total.ring_bytes,
+            collectives=total.calls,
+            seconds={**clock.seconds, "communicate": total.seconds},
+            **further,
+        )
 
     @property
     def selected(self) -> int:

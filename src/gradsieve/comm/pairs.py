@@ -6,13 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradsieve import ops, wire
-from gradsieve.collectives import AllToAll, Program
-from gradsieve.exchange import Span
+from gradsieve import ops
+from gradsieve.comm import wire
+from gradsieve.comm.collectives import Program, all_to_all
+from gradsieve.comm.step import Span
 
 
 class Pairs(NamedTuple):
-    """Rising positions, and a value for each; values may be followed by one more, the pulse."""
+    """Rising positions, and a value for each; values may be followed by one more, the health flag."""
 
     indices: Tensor
     values: Tensor
@@ -32,9 +33,9 @@ def decode(message: Tensor, count: int, span: Span, values_as: torch.dtype) -> P
     return Pairs(ops.unpack_sorted(positions.contiguous(), count, *span), wire.decode(values.clone(), values_as))
 
 
-def encoded_bytes(count: int, span: Span, values_as: torch.dtype, pulses: int = 0) -> int:
+def encoded_bytes(count: int, span: Span, values_as: torch.dtype, flags: int = 0) -> int:
     """How long a message of `count` pairs is: known to whoever knows the count."""
-    return wire.message_bytes(count + pulses, values_as) + ops.packed_bytes(count, span[1] - span[0])
+    return wire.message_bytes(count + flags, values_as) + ops.packed_bytes(count, span[1] - span[0])
 
 
 def trade(
@@ -49,7 +50,7 @@ def trade(
     """Part i goes to worker i, its positions in `spans[i]`; `counts[i]` pairs come from there, in `sources[i]`."""
     messages = [encode(part, span, values_as) for part, span in zip(parts, spans, strict=True)]
     lengths = [encoded_bytes(count, source, values_as) for count, source in zip(counts, sources, strict=True)]
-    replies = yield AllToAll(tag, torch.cat(messages), [len(message) for message in messages], rank, lengths)
+    replies = yield from all_to_all(tag, torch.cat(messages), [len(message) for message in messages], rank, lengths)
     return [
         decode(reply, count, source, values_as)
         for reply, count, source in zip(replies, counts, sources, strict=True)

@@ -1,11 +1,11 @@
-"""Do all workers still hold the same parameters? Checksums tell, at 8 bytes a parameter tensor."""
+"""Do all workers still hold the same parameters? Checksums tell, at 8 bytes per parameter tensor."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from gradsieve.collectives import AllGather, Program
+from gradsieve.comm.collectives import Program, all_gather
 
 _CHUNK = 1 << 20
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -30,7 +30,7 @@ def checksum(x: Tensor) -> int:
 def check_replicas(parameters: Mapping[str, Tensor], step: int) -> Program[None]:
     """Compare all parameters over all workers; raises the same error on each of them where they differ."""
     own = torch.tensor([checksum(parameter) for parameter in parameters.values()], dtype=torch.int64)
-    rows = yield AllGather("replicas", own)
+    rows = yield from all_gather("replicas", own)
     for rank, row in enumerate(rows):
         for name, ours, theirs in zip(parameters, rows[0].tolist(), row.tolist(), strict=True):
             if ours != theirs:

@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gradsieve._check import BadInput
-from gradsieve.collectives import AllGather, Program
+from gradsieve.comm.collectives import Program, all_gather
 
-FORMAT, VERSION = "gradsieve checkpoint", 3  # 2: residuals begin with the last parameter; 3: budgets
+FORMAT, VERSION = "gradsieve checkpoint", 4  # 4: states by name
 _CHUNK = 1 << 22
 
 
@@ -95,7 +95,7 @@ def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Pro
 def _tell(text: str, world_size: int) -> Program[list[str]]:
     """What every rank has to say, in rank order; also a barrier."""
     own = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    replies = yield AllGather("checkpoint", own)
+    replies = yield from all_gather("checkpoint", own)
     assert len(replies) == world_size
     return [bytes(reply.tolist()).decode() for reply in replies]
 
@@ -142,13 +142,19 @@ def _read(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> di
     same = world_size == own["world_size"]
     state = _read_part(place, f"rank-{own['rank'] % world_size}", manifest)
     if not same:
-        for part, prefix in ((state, ""), (state.get("state", {}), "state.")):
-            for key, value in part.items():
-                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == (manifest["n"],):
-                    part[key] = _mean(place, manifest, prefix + key).to(value.dtype)
+        state = _averaged(state, "", place, manifest)
     facts = {"rank": own["rank"], "world_size": own["world_size"], "resized": not same}
     extra = _read_part(place, "extra", manifest) if "extra.json" in manifest["files"] else {}
     return {**state, **facts, "extra": extra}
+
+
+def _averaged(value: Any, name: str, place: Path, manifest: dict[str, Any]) -> Any:
+    """A rank's state with the mean over all ranks in place of every vector of the model's length."""
+    if isinstance(value, Mapping):
+        return {key: _averaged(part, f"{name}.{key}".strip("."), place, manifest) for key, part in value.items()}
+    if isinstance(value, Tensor) and value.is_floating_point() and value.shape == (manifest["n"],):
+        return _mean(place, manifest, name).to(value.dtype)
+    return value
 
 
 def _read_part(place: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:

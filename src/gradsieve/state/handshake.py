@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from gradsieve._check import BadInput
-from gradsieve.collectives import AllGather, Program
+from gradsieve.comm.collectives import Program, all_gather
 
 
 def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[None]:
     """Compare the settings of all workers; raises the same error on each of them where they differ."""
     text = json.dumps({"rank": rank, "world_size": world_size, **settings}, default=str)
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    replies = yield AllGather("handshake", own)
+    replies = yield from all_gather("handshake", own)
     found = [json.loads(bytes(reply.tolist())) for reply in replies]
     if len(found) != world_size:
         raise BadInput(f"world_size must be the number of workers, {len(found)}, got {world_size}")

@@ -39,9 +39,9 @@ def make_blocks(n: int, blocks: int, world_size: int) -> Blocks:
     return Blocks(n, min(n, max(blocks, BLOCKS_A_WORKER * world_size)))
 
 
-def even_bounds(blocks: int, world_size: int) -> list[int]:
+def even_bounds(blocks: int, world_size: int) -> tuple[int, ...]:
     """Partitions of as many blocks each, as far as that goes."""
-    return [i * blocks // world_size for i in range(world_size + 1)]
+    return tuple(i * blocks // world_size for i in range(world_size + 1))
 
 
 def learn(load: Tensor, counts: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,10 +66,10 @@ def moved(now: Tensor, last: Tensor, usual: Tensor) -> bool:
 
 def grouped(blocks: Tensor) -> Tensor:
     """Sums over groups of neighbouring blocks."""
-    return _running_sum(blocks)[even_bounds(len(blocks), min(GROUPS, len(blocks)))].diff()
+    return _running_sum(blocks)[list(even_bounds(len(blocks), min(GROUPS, len(blocks))))].diff()
 
 
-def rebalance(load: Tensor, bounds: list[int]) -> list[int]:
+def rebalance(load: Tensor, bounds: tuple[int, ...]) -> tuple[int, ...]:
     """Bounds under which all partitions have nearly the same load; the old ones while they are good enough.
 
     All bounds are found at once, from the running sum of the loads, so a heavy partition's surplus reaches a
@@ -83,7 +83,7 @@ def rebalance(load: Tensor, bounds: list[int]) -> list[int]:
     weight = load * 64 + max(1, total // blocks)
     before = _running_sum(weight)
     whole = int(before[-1])
-    heaviest = int(before[bounds].diff().max())
+    heaviest = int(before[list(bounds)].diff().max())
     if heaviest * parts <= TOLERANCE * whole:
         return bounds
     targets = torch.arange(1, parts) * whole // parts
@@ -98,10 +98,10 @@ def _running_sum(blocks: Tensor) -> Tensor:
     return torch.cat([blocks.new_zeros(1), blocks.cumsum(0)])
 
 
-def _at_least_one_block(bounds: list[int]) -> list[int]:
+def _at_least_one_block(bounds: list[int]) -> tuple[int, ...]:
     """Push bounds apart where a single block is heavier than a whole share."""
     last = len(bounds) - 1
     blocks = bounds[last]
     for i in range(1, last):
         bounds[i] = min(max(bounds[i], bounds[i - 1] + 1), blocks - (last - i))
-    return bounds
+    return tuple(bounds)

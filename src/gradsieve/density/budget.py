@@ -1,0 +1,152 @@
+"""A budget for the whole run: the density is the mean over all steps, and a surge of gradients is sent as it comes.
+
+Many trainings begin with gradients that grow for a while and then shrink. With the same number of elements in every
+step, what does not fit waits in residuals for hundreds of steps. A budget sends it at once, and less afterwards.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradsieve._check import BadInput, at_least, fraction, number
+from gradsieve.density.base import Decision, Density, Magnitudes, Quota, elements
+from gradsieve.states import State, shared
+
+LEARNING = 8  # sparse steps from which it is learned how large thresholds and gradients usually are
+EARLY = 0.1  # the part of the run in which a surge may be sent
+HEAD_START = 1.1  # times the threshold of the last learning step: only what is larger is a surge
+RISE = 0.0375  # of the logarithm of that level per step, as thresholds rise while residuals fill
+RESERVE = 0.75  # of the density that a surge leaves for every later step
+
+_PIECE = 2**20  # elements whose norm is taken at once: torch makes a float32 copy of what has another type
+_LARGEST = 2.0**127  # energy that is sent to others: float32 has room for it
+
+
+@dataclass(frozen=True)
+class BudgetState(State):
+    """What is left to spend, and what a surge is measured against. Energy is the mean squared norm of gradients."""
+
+    owed: int = shared(0)  # elements by which fewer than the mean were sent so far
+    seen: int = shared(0)  # sparse steps so far
+    level: float | None = shared(None, power=1)  # magnitude above which elements belong to a surge
+    usual: float = shared(0.0, power=2)  # energy of the learning steps
+    usual_square: float = shared(0.0, power=4)  # mean of its square over them
+    recent: float = shared(0.0, power=2)  # energy of the last steps
+
+    @property
+    def surges(self) -> bool:
+        """Whether gradients are no smaller than in the learning steps, but for one standard deviation."""
+        return self.recent >= self.usual - math.sqrt(max(self.usual_square - self.usual**2, 0.0))
+
+
+@dataclass(frozen=True)
+class Budget(Density):
+    """`density * n` elements per step on average over `total_steps`.
+
+    In the first tenth of the run, what lies above a level that rises slowly is sent at once while gradients surge.
+    Every other step sends an equal share of what is left, so the total is met exactly; without a surge a run is the
+    same as with a constant density, bit for bit.
+
+    density: the fraction of the gradient to send per step, on average, in (0, 1].
+    total_steps: how long the run will be.
+    ceiling: no step sends more than so many times the density.
+    """
+
+    density: float
+    total_steps: int
+    ceiling: float = 20.0
+
+    def __post_init__(self) -> None:
+        fraction("density", self.density)
+        at_least("total_steps", self.total_steps, 1)
+        if not 1 <= number("ceiling", self.ceiling) < math.inf:
+            raise BadInput(f"ceiling must be at least 1 and finite, got {self.ceiling}")
+
+    @property
+    def needs_magnitudes(self) -> bool:
+        return True
+
+    @property
+    def target(self) -> float:
+        return self.density
+
+    def at(self, step: int) -> float:
+        return self.density
+
+    def init(self) -> BudgetState:
+        return BudgetState()
+
+    def quota(self, state: State, step: int, n: int) -> Quota:
+        assert isinstance(state, BudgetState)
+        return BudgetQuota(self, state, step, n)
+
+    def update(self, state: State, decision: Decision | None, step: int, n: int, sent: int) -> State:
+        if decision is None:  # a step that sent everything teaches nothing
+            return state
+        assert isinstance(decision.state, BudgetState)
+        return replace(decision.state, owed=decision.state.owed + elements(self.density, n) - sent)
+
+
+class BudgetQuota:
+    """One step's part of a budget."""
+
+    def __init__(self, budget: Budget, state: BudgetState, step: int, n: int) -> None:
+        self.state, self.n, self.k = state, n, elements(budget.density, n)
+        self.left = max(budget.total_steps - step, 1)  # steps to go, this one included
+        self.early = step < EARLY * budget.total_steps
+        self.most = min(math.floor(budget.ceiling * self.k), n)
+        self._norms: list[Tensor] = []
+
+    @property
+    def share(self) -> float:
+        """An equal share of what is left."""
+        return max(0.0, self.k + self.state.owed / self.left)
+
+    @property
+    def expected(self) -> int:
+        return max(1, math.ceil(self.share))
+
+    @property
+    def level(self) -> float:
+        return self._risen if self.early and self.state.surges else math.inf
+
+    @property
+    def energy(self) -> float | None:
+        if not self.early:
+            return None
+        energy = float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
+        return 0.0 if math.isnan(energy) else min(energy, _LARGEST)  # not a number: the step will be skipped
+
+    def notice(self, grad: Tensor) -> None:
+        if self.early:
+            self._norms += [torch.linalg.vector_norm(part, dtype=torch.float32) for part in grad.split(_PIECE)]
+
+    def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
+        state, wanted = self.state, self.share
+        if energy is not None and state.seen < LEARNING:
+            level = HEAD_START * seen.level_of(self.k) or None
+            state = replace(self._learned(energy), level=level)
+        elif energy is not None:
+            recent = state.recent + (energy - state.recent) / LEARNING
+            state = replace(state, recent=recent, level=None if state.level is None else self._risen)
+            if state.surges and state.level is not None:
+                wanted = max(wanted, min(seen.above(state.level), self._affordable))
+        return Decision(min(round(wanted), self.most), replace(state, seen=state.seen + 1))
+
+    def _learned(self, energy: float) -> BudgetState:
+        """The usual energy, with that of one more learning step."""
+        state, weight = self.state, 1 / (self.state.seen + 1)
+        usual = state.usual + (energy - state.usual) * weight
+        square = state.usual_square + (energy**2 - state.usual_square) * weight
+        return replace(state, usual=usual, usual_square=square, recent=usual)
+
+    @property
+    def _risen(self) -> float:
+        return math.inf if self.state.level is None else self.state.level * math.exp(RISE)
+
+    @property
+    def _affordable(self) -> int:
+        """What leaves the reserve for all later steps."""
+        return math.floor(self.state.owed + self.k + (1 - RESERVE) * (self.left - 1) * self.k)

@@ -1,0 +1,93 @@
+"""Momentum before the exchange: every worker applies it to its own gradient, and it waits with it.
+
+Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR 2018.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradsieve._check import below_one, positive
+from gradsieve.comm.step import Sent, Span
+from gradsieve.feedback.plain import Feedback, Folding
+from gradsieve.states import State, local, shared
+
+
+@dataclass(frozen=True)
+class MomentumState(State):
+    velocity: Tensor = local(power=1)  # u
+    scale: float = shared(1.0, power=1)  # of the loss: `clip` is meant for gradients as they are
+
+
+@dataclass(frozen=True)
+class Momentum(Feedback):
+    """`u <- m u + grad; residual <- residual + u`; what is sent is cleared in both (momentum factor masking).
+
+    The optimizer must have no momentum of its own. Where a step sends everything, nothing is late: u is not
+    cleared, and this is SGD with momentum.
+
+    momentum: m, in [0, 1).
+    clip: the largest norm that a tensor's gradient may have, divided by the square root of the number of workers,
+        before it is added; None for no limit. A worker knows the norm of its whole gradient only when the last
+        piece has come, so each tensor is clipped by its own, as in the authors' public code.
+    """
+
+    momentum: float = 0.9
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        below_one("momentum", self.momentum)
+        if self.clip is not None:
+            positive("clip", self.clip)
+
+    def init(self, n: int) -> MomentumState:
+        return MomentumState(torch.zeros(n))
+
+    def begin(self, state: State, sizes: Sequence[int], world_size: int) -> Folding:
+        assert isinstance(state, MomentumState)
+        return MomentumFolding(self, state, sizes, world_size)
+
+    def for_gradients_only(self) -> str:
+        return "applies momentum and clipping to gradients"
+
+
+class MomentumFolding(Folding):
+    """The velocity of the next step grows piece by piece beside that of the last one."""
+
+    def __init__(self, feedback: Momentum, state: MomentumState, sizes: Sequence[int], world_size: int) -> None:
+        self.feedback, self.before = feedback, state
+        self.after = torch.empty_like(state.velocity)
+        self.ends = list(itertools.accumulate(sizes))
+        self.most = math.inf if feedback.clip is None else feedback.clip * state.scale / math.sqrt(world_size)
+
+    def add(self, grad: Tensor, start: int) -> Tensor:
+        if self.after.device != grad.device:
+            self.after = self.after.to(grad.device)
+        stop = start + len(grad)
+        added = self.after[start:stop]
+        torch.mul(self.before.velocity[start:stop].to(grad.device), self.feedback.momentum, out=added)
+        inside = () if self.feedback.clip is None else (end for end in self.ends if start < end < stop)
+        for first, behind in itertools.pairwise([start, *inside, stop]):
+            part = slice(first - start, behind - start)
+            added[part] += clipped(grad[part].float(), self.most)
+        return added
+
+    def finish(self, sent: Sent, held_back: Sequence[Span]) -> MomentumState:
+        if sent.indices is not None:
+            self.after[sent.indices] = 0
+        for start, stop in held_back:
+            self.after[start:stop] = self.before.velocity[start:stop]
+        return MomentumState(self.after, self.before.scale)
+
+
+def clipped(grad: Tensor, most: float) -> Tensor:
+    """A gradient whose norm is at most `most`."""
+    if most == math.inf:
+        return grad
+    norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))
+    factor = most / (norm or math.inf)
+    return grad * factor if 0 < factor < 1 else grad

@@ -1,0 +1,52 @@
+"""Gradients as vectors: what they must look like, and how an update is written in their place."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve._check import BadInput, BadType
+from gradsieve.comm.step import Sent
+
+
+def check_grad(grad: Any, n: int | None, dtype: str, sizes: Sequence[int] | None) -> None:
+    """A contiguous vector of n elements, of the type that gradients had before."""
+    if not isinstance(grad, Tensor) or grad.dtype not in ops.GRAD_DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in ops.GRAD_DTYPES)
+        raise BadType(f"grad must be a tensor of one of {known}, got {_kind(grad)}")
+    if grad.dim() != 1 or not grad.is_contiguous() or len(grad) == 0:
+        raise BadInput(f"grad must be a contiguous vector with an element at least, got shape {tuple(grad.shape)}")
+    if n is not None and len(grad) != n:
+        raise BadInput(f"grad must have n = {n} elements as before, got {len(grad)}")
+    if dtype and str(grad.dtype) != dtype:
+        raise BadType(f"grad must stay {dtype.removeprefix('torch.')}, got {_kind(grad)}")
+    if sizes is not None and sum(sizes) != len(grad):
+        raise BadInput(f"sizes must add up to n = {len(grad)}, got {sum(sizes)}")
+
+
+def checked_out(out: Tensor | None, grad: Tensor) -> Tensor:
+    """Where the update is written: like the gradient, or a new vector."""
+    if out is None:
+        return torch.empty_like(grad)
+    if out.shape != grad.shape or out.dtype != grad.dtype or not out.is_contiguous():
+        raise BadInput(
+            f"out must be a contiguous {_kind(grad)} vector of {len(grad)}, got {_kind(out)} {tuple(out.shape)}"
+        )
+    return out.detach()
+
+
+def write_(out: Tensor, sent: Sent) -> None:
+    """The update as a vector: what was sent, and zero elsewhere; NaN if the step was skipped."""
+    if not sent.finite:
+        out.fill_(math.nan)
+    elif sent.indices is None:
+        out.copy_(sent.values)
+    else:
+        ops.scatter_update_(out, sent.indices, sent.values)
+
+
+def _kind(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else repr(x)

@@ -1,0 +1,106 @@
+"""The sparsifier itself: who looks at which part of the vector, and what follows from a step."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradsieve._check import at_least
+from gradsieve.comm import exchange
+from gradsieve.comm.collectives import Program
+from gradsieve.comm.step import Selection, Sent, Span, Step
+from gradsieve.sparsifiers.base import S, Shape, Sparsifier, Window
+from gradsieve.sparsifiers.exdyna import partition
+from gradsieve.sparsifiers.exdyna.threshold import InVector, Look, ThresholdState, choose, cut_of
+from gradsieve.states import State, shared
+
+BLOCKS = 4096  # a hot layer of a tenth of the model is still cut into 400
+
+
+class Exclusive(Sparsifier[S]):
+    """Worker r owns partition `(t + r) mod P` at step t and selects `|acc_r| >= threshold` inside it only.
+
+    Subclasses say where partitions lie, and where in their state that of the threshold is.
+    """
+
+    EXCLUSIVE: ClassVar[bool] = True
+    SHOWS_MAGNITUDES: ClassVar[bool] = True
+
+    @abstractmethod
+    def partitions(self, state: S, step: Step) -> list[Span]:
+        """The elements of each partition, in their order."""
+
+    @abstractmethod
+    def threshold_state(self, state: S) -> ThresholdState:
+        """What is known from the last step's threshold."""
+
+    def spans(self, state: S, step: Step) -> list[Span]:
+        """What each worker looks at in this step, in rank order."""
+        parts = self.partitions(state, step)
+        return [parts[self.owned(step, rank)] for rank in range(step.world_size)]
+
+    def owned(self, step: Step, rank: int) -> int:
+        """The partition that a worker looks at in this step."""
+        return (step.index + rank) % step.world_size
+
+    def window(self, state: S, step: Step) -> Window:
+        return Window(cut_of(self.threshold_state(state), step), *self.spans(state, step)[step.rank])
+
+    def select(self, state: S, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
+        return self.select_in(state, InVector(acc, self.spans(state, step)[step.rank]), hits, step)
+
+    def select_in(self, state: S, look: Look, hits: Tensor, step: Step) -> Program[Selection]:
+        """As `select`, for whatever can be looked at: `share` shows it the drift of weights."""
+        return choose(self.threshold_state(state), look, hits, step, self.spans(state, step))
+
+    def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+        return exchange.disjoint(acc, selection, step)
+
+
+@dataclass(frozen=True)
+class ExDynaState(State):
+    threshold: ThresholdState
+    bounds: tuple[int, ...] = shared(per_worker=True)  # partition i holds the blocks bounds[i] <= j < bounds[i + 1]
+    load: Tensor = shared()  # of each block: elements selected per step, a running average
+    last: Tensor = shared()  # what was selected in the last step, by groups of blocks
+
+
+@dataclass(frozen=True)
+class ExDyna(Exclusive[ExDynaState]):
+    """Blocks are grouped into one partition per worker, and regrouped so that all select about as much.
+
+    blocks: how finely the vector is cut; more blocks balance better and cost a little more bookkeeping.
+    """
+
+    blocks: int = BLOCKS
+
+    def __post_init__(self) -> None:
+        at_least("blocks", self.blocks, 1)
+
+    def init(self, shape: Shape) -> ExDynaState:
+        blocks = partition.make_blocks(shape.n, self.blocks, shape.world_size)
+        load = torch.zeros(blocks.count, dtype=torch.int64)
+        bounds = partition.even_bounds(blocks.count, shape.world_size)
+        return ExDynaState(ThresholdState(), bounds, load, partition.grouped(load))
+
+    def partitions(self, state: ExDynaState, step: Step) -> list[Span]:
+        blocks = self._blocks(step)
+        edges = [blocks.start(block) for block in state.bounds]
+        return list(pairwise(edges))
+
+    def threshold_state(self, state: ExDynaState) -> ThresholdState:
+        return state.threshold
+
+    def update(self, state: ExDynaState, selection: Selection, sent: Sent, step: Step) -> ExDynaState:
+        assert sent.indices is not None
+        counts = self._blocks(step).counts(sent.indices).cpu()
+        load, last = partition.learn(state.load, counts, state.last)
+        uneven = max(sent.counts) * step.world_size > partition.TOLERANCE * sum(sent.counts)
+        bounds = partition.rebalance(load, state.bounds) if uneven else state.bounds
+        return ExDynaState(selection.plan, bounds, load, last)
+
+    def _blocks(self, step: Step) -> partition.Blocks:
+        return partition.make_blocks(step.n, self.blocks, step.world_size)

@@ -1,0 +1,209 @@
+"""A threshold that all workers share, found in every step, so that exactly as many elements are sent as asked.
+
+While the gradient is accumulated, each worker notes its *candidates*: what lies above the *cut*, a level somewhat
+below the last threshold. The workers exchange small histograms of their candidates, from which each of them reads
+the same threshold and how many elements every worker sends. The histograms take the place of the round in which
+workers would exchange their counts, so this costs no further collective, no lag and no tuning.
+
+A histogram says itself where it begins. So a worker that finds too few candidates looks below the cut on its own;
+and as each contributes its share, k divided by the workers, all together have k, whatever gradients do.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.comm.collectives import Program
+from gradsieve.comm.step import Selection, Span, Step
+from gradsieve.density.base import Quota
+from gradsieve.sparsifiers.base import largest
+from gradsieve.sparsifiers.exdyna.histogram import Histograms, gather, narrowest, row
+from gradsieve.states import State, shared
+
+BINS = 128  # of a histogram, from the cut upwards: four octaves
+WIDE = 512  # while there is no cut: 16 octaves around what a worker alone would choose
+WITHOUT_CUT = 8  # first sparse steps without a cut: residuals grow so fast that most elements would be candidates
+CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
+FORGET = 0.9  # what is left of a large change after a step
+FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
+LARGEST_SHARE = 16  # more than this part of the vector, 1/16, only if k itself asks for it
+
+
+@dataclass(frozen=True)
+class ThresholdState(State):
+    """What is known from the last steps."""
+
+    cut: float | None = shared(None, power=1)  # None where it is not known: then workers look at all they own
+    last: float | None = shared(None, power=1)  # the last threshold
+    swing: float = shared(0.0)  # the largest recent change of the threshold's logarithm
+    warm_up: int = shared(WITHOUT_CUT)  # steps without a cut that are left
+
+
+class Look(Protocol):
+    """What a worker can see of a vector: the part in which it picks."""
+
+    def histogram(self) -> Tensor:
+        """`ops.log_histogram` of that part."""
+
+    def above(self, threshold: float) -> Tensor:
+        """The sorted positions in that part of magnitudes from the threshold on."""
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The elements at positions that `above` has returned."""
+
+
+@dataclass(frozen=True)
+class InVector:
+    """A part of a vector that is there."""
+
+    vector: Tensor
+    span: Span
+
+    def histogram(self) -> Tensor:
+        return ops.log_histogram(self.vector, *self.span)
+
+    def above(self, threshold: float) -> Tensor:
+        return ops.select_above(self.vector, threshold, *self.span)
+
+    def at(self, positions: Tensor) -> Tensor:
+        return self.vector[positions]
+
+
+def cut_of(state: ThresholdState, step: Step) -> float:
+    """What the accumulating pass looks for; infinite where there is no cut."""
+    if state.cut is None:
+        return math.inf
+    return min(_at_edge(state.cut), _at_edge(step.quota.level))
+
+
+def choose(
+    state: ThresholdState, look: Look, hits: Tensor, step: Step, spans: Sequence[Span] | None = None
+) -> Program[Selection]:
+    """This worker's share of the largest magnitudes; `hits` are what `look` has above the cut.
+
+    The `plan` of the selection is the state after this step.
+    """
+    quota, kind = (
+        step.quota,
+        narrowest(step.k),
+    )  # a burst beyond what a bin can say is sent in the steps that follow
+    own = _own_histogram(state, look, hits, step)
+    message = row(own.counts, own.start, own.deepest, WIDE if state.cut is None else BINS, kind).to(hits.device)
+    seen, energy = yield from gather(message, quota.energy, kind, step)
+    decision = quota.decide(seen, energy)
+    bin = seen.bin_with(decision.count)
+    counts = seen.shares(bin, decision.count)
+    threshold = seen.edge(bin) if decision.count else None
+    lowest = seen.edge(bin) if seen.first + bin > own.start else ops.bin_edge(own.deepest)
+    if own.complete:
+        hits = look.above(lowest)
+    picked = hits[_chosen(look.at(hits).abs(), lowest, seen.edge(bin + 1), counts[step.rank])]
+    after = _next(state, seen, threshold or state.last, quota, step.n)
+    return Selection(picked, counts, spans, threshold, after, decision)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A worker's own histogram."""
+
+    counts: Tensor
+    complete: bool  # of all that the worker owns, not only of its hits
+    start: int  # the first bin that is shown
+    deepest: int  # how far down that one reaches
+
+
+def _own_histogram(state: ThresholdState, look: Look, hits: Tensor, step: Step) -> _Own:
+    quota, cut = step.quota, cut_of(state, step)
+    floor = _floor(state, quota)
+    if state.cut is not None and len(hits) * step.world_size >= quota.expected:
+        deepest = ops.bin_of(cut)
+        return _Own(ops.log_histogram(look.at(hits)).cpu(), False, max(deepest, floor), deepest)
+    counts = look.histogram().cpu()
+    return _Own(counts, True, *_begin(counts, quota, step.world_size, floor, state.cut is None))
+
+
+def _floor(state: ThresholdState, quota: Quota) -> int:
+    """Below this bin nothing needs to be told apart: two octaves below the last threshold, or three below a level
+    that must be seen, which moves slowly. It is the same for all workers, so none of them has large elements in an
+    open bin that others' histograms reach beyond."""
+    if quota.level == math.inf:
+        return ops.bin_of(state.last or 0.0) - BINS // 2
+    return ops.bin_of(quota.level) - 3 * BINS // 4
+
+
+def _begin(seen: Tensor, quota: Quota, workers: int, floor: int, wide: bool) -> tuple[int, int]:
+    """Where the histogram of a worker begins that looks below the cut, and how far down its first bin reaches.
+
+    It shows at least the worker's share, and as much again where it goes far enough down; and what lies above the
+    level that must be seen, as long as the share does not end up in the open bin at its top. A part may hold little
+    but zeros and small values. Then it begins at the floor, or below the largest where all is lower, so that what
+    is large is seen as such; the small values, as many as are wanted in total, are in its first bin.
+    """
+    above = seen.flip(0).cumsum(0).flip(0)
+
+    def bin_of(count: float) -> int:
+        return max(int((above >= max(count, 1)).sum()) - 1, 1)
+
+    top, share = bin_of(1), quota.expected / workers
+    middle = bin_of(min(share, float(above[1]) / 2))
+    if wide:
+        start = max(middle - WIDE // 2, top - WIDE + 1, 1)
+    else:
+        usual = max(bin_of(2 * enough(math.ceil(share))), middle - BINS // 4)
+        lower = usual if quota.level == math.inf else min(usual, ops.bin_of(quota.level))
+        start = max(lower, middle - 3 * BINS // 4, min(top - BINS + 1, floor), 1)
+    return start, min(start, bin_of(quota.expected))
+
+
+def _chosen(values: Tensor, threshold: float, above: float, count: int) -> Tensor:
+    """Which candidates to send, the `count` largest: all from `above` on, and of those down to the threshold."""
+    keep = values >= above
+    missing = count - int(keep.sum())
+    if missing < 0:  # a histogram that ends below the threshold does not tell how many lie above it
+        return largest(values, count)
+    inside = torch.where((values >= threshold) & ~keep)[0]
+    keep[inside[largest(values[inside], missing)]] = True
+    return keep
+
+
+def _next(state: ThresholdState, seen: Histograms, threshold: float | None, quota: Quota, n: int) -> ThresholdState:
+    """The state after this step."""
+    if seen.total == 0 or threshold is None:
+        return state
+    change = 0.0 if state.last is None else abs(math.log(threshold / state.last))
+    if state.warm_up:
+        return ThresholdState(None, threshold, change, state.warm_up - 1)
+    swing = max(change, FORGET * state.swing)
+    if state.cut is not None and seen.total < quota.expected:
+        # Some have nothing at all, and the others did not look far enough to make up for them.
+        return ThresholdState(None, threshold, swing, 1)
+    cut = next_cut(seen, threshold * math.exp(-CAUTION * swing), quota.expected, n)
+    return ThresholdState(cut, threshold, swing, 0)
+
+
+def enough(k: int) -> int:
+    """How many candidates to aim at, at least: some more than k, also when k is so small that chance rules."""
+    return math.ceil(max(FEWEST * k, k + 5 * math.sqrt(k)))
+
+
+def next_cut(seen: Histograms, wanted: float, k: int, n: int) -> float:
+    """A cut near `wanted`, moved so that neither too few nor too many candidates pass it.
+
+    Below the lowest bin nothing was counted: there `wanted` stands.
+    """
+    fewest = enough(k)
+    most = max(fewest, min(MOST * k, n // LARGEST_SHARE))
+    new = min(wanted, seen.level_of(fewest))
+    if seen.total >= most:
+        new = max(new, seen.level_of(most))
+    return _at_edge(new)
+
+
+def _at_edge(magnitude: float) -> float:
+    """The next lower edge of a bin, but never so low that zero passes."""
+    return ops.bin_edge(max(ops.bin_of(magnitude), 1)) if magnitude < math.inf else math.inf

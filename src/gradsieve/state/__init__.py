@@ -1,0 +1,1 @@
+"""What outlasts a run, and what must be the same on all workers."""

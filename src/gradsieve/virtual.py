@@ -1,0 +1,32 @@
+"""All workers' reducers in one process, for experiments and tests."""
+
+from typing import Any
+
+from gradsieve.density import Density, Schedule
+from gradsieve.reducer import SparseReducer
+from gradsieve.sparsifiers import Sparsifier, make_sparsifier
+
+
+def virtual_reducers(
+    sparsifier: str | Sparsifier[Any],
+    density: float | Schedule | Density = 1e-3,
+    *,
+    world_size: int,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> list[SparseReducer]:
+    """One reducer per virtual worker; `options` are the sparsifier's, `settings` those of `SparseReducer`.
+
+    >>> import torch
+    >>> from gradsieve import VirtualWorld
+    >>> reducers = virtual_reducers("exdyna", 0.5, world_size=2)
+    >>> grads = [torch.tensor([4.0, 1.0]), torch.tensor([2.0, 1.0])]
+    >>> VirtualWorld(2).run([reducer.reduce(grad) for reducer, grad in zip(reducers, grads)])[0]
+    tensor([3., 0.])
+    """
+    if isinstance(sparsifier, str):
+        sparsifier = make_sparsifier(sparsifier, **(options or {}))
+    return [
+        SparseReducer(sparsifier, density, rank=rank, world_size=world_size, **settings)
+        for rank in range(world_size)
+    ]

@@ -1,0 +1,66 @@
+"""ExDyna without one of its parts, to see what that is good for."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from gradsieve.extend import Decision, Magnitudes, Program, Selection, State, Step, Window, positive
+from gradsieve.sparsifiers.exdyna.sparsifier import ExDyna, ExDynaState
+from gradsieve.sparsifiers.exdyna.threshold import Look
+
+
+@dataclass(frozen=True)
+class StillExDyna(ExDyna):
+    """Partitions do not go round: worker r always owns partition r."""
+
+    def owned(self, step: Step, rank: int) -> int:
+        return rank
+
+
+@dataclass(frozen=True)
+class Above:
+    """Whatever lies above a constant; it is rounded down to the edge of a bin."""
+
+    threshold: float
+    k: int
+
+    @property
+    def expected(self) -> int:
+        return self.k
+
+    @property
+    def level(self) -> float:
+        return self.threshold
+
+    @property
+    def energy(self) -> float | None:
+        return None
+
+    def notice(self, grad: Tensor) -> None:
+        pass
+
+    def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
+        return Decision(seen.above(self.threshold), State())
+
+
+@dataclass(frozen=True)
+class FixedExDyna(ExDyna):
+    """One threshold for the whole run: nothing keeps the density.
+
+    threshold: the magnitude from which on elements are sent.
+    """
+
+    threshold: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("threshold", self.threshold)
+
+    def window(self, state: ExDynaState, step: Step) -> Window:
+        return super().window(state, self._asked(step))
+
+    def select_in(self, state: ExDynaState, look: Look, hits: Tensor, step: Step) -> Program[Selection]:
+        return super().select_in(state, look, hits, self._asked(step))
+
+    def _asked(self, step: Step) -> Step:
+        return replace(step, asked=Above(self.threshold, step.k))
