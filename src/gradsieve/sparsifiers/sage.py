@@ -25,9 +25,7 @@ BALANCE = 0.99975  # a little below 1, so that the threshold rises slowly where 
 @dataclass(frozen=True)
 class SAGEState(State):
     threshold: float = local(power=1)
-    average: float = local(
-        0.0, power=1
-    )  # magnitude in the last sample that was not all zero
+    average: float = local(0.0, power=1)  # magnitude in the last sample that was not all zero
 
 
 @dataclass(frozen=True)
