@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradsieve.comm.collectives import AllGather, AllReduce, traffic_of
+from gradsieve.comm.collectives import AllGather, AllReduce
+from gradsieve.comm.traffic import traffic_of
 from gradsieve_lab.analysis import (
     best_constant_threshold,
     bits,

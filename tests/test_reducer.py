@@ -1,13 +1,20 @@
 """The reducer's own rules: what it accepts, what it says otherwise, what it reports."""
 
+import itertools
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
+from studies.sparsifiers.released import ReleasedState
+from torch import Tensor
 
-from gradsieve import SparseReducer, VirtualWorld, dgc_warm_up, make_sparsifier, ops
-from gradsieve.density import Schedule
+from gradsieve import Budget, Sent, SparseReducer, VirtualWorld, dgc_warm_up, make_sparsifier, ops
+from gradsieve.density import Density, Schedule
+from gradsieve.feedback import Feedback
 from gradsieve.sparsifiers.hard_threshold import authors_rule
+from gradsieve.sparsifiers.sage import SAGEState
 from helpers import Group, assert_same, gradients, run_in_pieces
 
 
@@ -23,7 +30,7 @@ def make(**changes: object) -> SparseReducer:
         ({"density": 1.5}, ValueError, r"density must be in \(0, 1\], got 1.5"),
         ({"density": -0.1}, ValueError, "got -0.1"),
         ({"density": math.nan}, ValueError, "got nan"),
-        ({"density": "0.1"}, TypeError, "density must be a number, got '0.1'"),
+        ({"density": "0.1"}, TypeError, "density must be a number, a function of the step or a Budget, got '0.1'"),
         ({"density": True}, TypeError, "density must be a number, got True"),
         ({"rank": 1}, ValueError, "rank must be below world_size 1, got 1"),
         ({"rank": -1}, ValueError, "rank must be at least 0, got -1"),
@@ -36,13 +43,23 @@ def test_bad_settings(changes: dict[str, object], error: type[Exception], words:
         make(**changes)
 
 
-def test_sparsifier_must_be_one_and_unused() -> None:
+def test_sparsifier_must_be_one() -> None:
     with pytest.raises(TypeError, match="sparsifier must be a Sparsifier"):
         SparseReducer("exdyna", 0.1, rank=0, world_size=1)  # type: ignore[arg-type]
-    shared = make_sparsifier("exdyna")
-    SparseReducer(shared, 0.1, rank=0, world_size=2)
-    with pytest.raises(ValueError, match="belong to one reducer only"):
-        SparseReducer(shared, 0.1, rank=1, world_size=2)
+
+
+def test_reducers_may_share_a_sparsifier(sparsifier: str) -> None:
+    """It has no state: what one reducer learns with it, another does not notice."""
+    made, world = make_sparsifier(sparsifier), VirtualWorld(2)
+    groups = [[SparseReducer(made, 0.02, rank=rank, world_size=2) for rank in range(2)] for _ in range(2)]
+    alone = [Group(sparsifier, 0.02, 2) for _ in range(2)]
+    for step in range(12):
+        for scale, reducers, other in zip((1.0, 100.0), groups, alone, strict=True):
+            grads = [scale * grad for grad in gradients("normal", 500, 2, step)]
+            found = world.run([reducer.reduce(grad) for reducer, grad in zip(reducers, grads, strict=True)])
+            assert torch.equal(found[0], other.step(grads)[0]), f"step {step}"
+    for reducers, other in zip(groups, alone, strict=True):
+        assert_same({r.rank: r.state_dict() for r in reducers}, dict(enumerate(other.states())))
 
 
 @pytest.mark.parametrize(
@@ -83,12 +100,13 @@ def test_order_of_calls() -> None:
     reducer = make()
     with pytest.raises(RuntimeError, match="residual does not exist before the first step"):
         _ = reducer.residual
-    with pytest.raises(RuntimeError, match=r"end_step\(\) needs a finished reduce\(\)"):
-        reducer.end_step()
+    with pytest.raises(RuntimeError, match="states do not exist before the first step"):
+        _ = reducer.states
+    assert reducer.report is None
     VirtualWorld(1).run([reducer.reduce(torch.ones(10))])
-    reducer.end_step()
-    with pytest.raises(RuntimeError, match=r"end_step\(\) needs a finished reduce\(\)"):
-        reducer.end_step()
+    assert reducer.report is not None
+    assert reducer.report.step == 0
+    assert len(reducer.residual) == 10
 
 
 def test_world_of_another_size() -> None:
@@ -146,7 +164,7 @@ def test_report() -> None:
         assert report.imbalance == max(report.counts) * 4 / 200
         assert report.threshold is not None
         assert report.residual_norm == pytest.approx(float(group.reducers[rank].residual.norm()))
-        assert set(report.seconds) == {"accumulate", "select", "write", "communicate", "measure"}
+        assert set(report.seconds) == {"accumulate", "select", "update", "write", "communicate", "measure"}
         assert all(value >= 0 for value in report.seconds.values())
         assert report.bytes_sent == group.reducers[rank].ledger.total.handed_bytes
         # 128 bins of a byte, this worker's packed positions, and 200 values with the pulse, as 4 rows of float32.
@@ -157,7 +175,8 @@ def test_report() -> None:
 def test_norm_is_not_measured_when_told_so() -> None:
     reducer = make(measure=False)
     VirtualWorld(1).run([reducer.reduce(torch.ones(10))])
-    assert reducer.end_step().residual_norm is None
+    assert reducer.report is not None
+    assert reducer.report.residual_norm is None
 
 
 def test_gradient_is_not_changed_unless_it_is_out() -> None:
@@ -204,20 +223,33 @@ def test_pieces_that_are_held_back(sparsifier: str, bad: bool) -> None:
     assert group.reports[0].finite
 
 
+def threshold_of(reducer: SparseReducer) -> float:
+    state = reducer.states.sparsifier
+    assert isinstance(state, SAGEState | ReleasedState)
+    return state.threshold
+
+
 @pytest.mark.parametrize(
     "density", [0.01, dgc_warm_up(0.01, steps_per_epoch=2), lambda step: 1.0 if step < 3 else 0.01]
 )
-@pytest.mark.parametrize("dense_steps", [0, 3])
-def test_thresholds_start_from_the_target_density(density: float | Schedule, dense_steps: int) -> None:
+@pytest.mark.parametrize("dense_steps", [0, 10])
+@pytest.mark.parametrize("name", ["sage", "released_exdyna", "released_micro"])
+def test_thresholds_start_from_the_target_density(
+    name: str, density: float | Schedule | Density, dense_steps: int
+) -> None:
     """Not from the density of the first step, at which everything may be sent."""
-    group = Group("sage", density, 2, dense_steps=dense_steps)
+    n, target = 40_000, authors_rule(400)
+    group = Group(name, density, 2, dense_steps=dense_steps)
     for reducer in group.reducers:
-        reducer.open(10_000, torch.device("cpu"))
-        assert reducer.sparsifier.current == authors_rule(100)  # type: ignore[attr-defined]
+        reducer.open(n, torch.device("cpu"))
+        assert threshold_of(reducer) == target
     for step in range(dense_steps):
-        group.step(gradients("normal", 10_000, 2, step))
+        group.step(gradients("normal", n, 2, step))
         assert group.reports[0].density == 1
-    assert group.reducers[0].sparsifier.current == authors_rule(100)  # type: ignore[attr-defined]
+    assert threshold_of(group.reducers[0]) == target
+    if dense_steps:
+        group.step(gradients("normal", n, 2, dense_steps))
+        assert group.reports[0].threshold == target
 
 
 def test_density_is_the_constructors() -> None:
@@ -234,23 +266,111 @@ def test_density_is_the_constructors() -> None:
 
 
 @pytest.mark.parametrize("density", [0.05, 1.0])
-def test_a_writer_that_fails_loses_nothing(density: float) -> None:
-    """What was held back is there, what was sent is not, and the step is complete as on other workers."""
-    group = Group("exdyna", density, 2)
-    group.step(gradients("normal", 1_000, 2, 0))
-    others = [reducer.residual.clone() for reducer in group.reducers]
+def test_an_update_that_cannot_be_written_loses_nothing(density: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange is complete: what was sent is gone, what was kept is there, and the run goes on as any other."""
+    group, twin = Group("exdyna", density, 2), Group("exdyna", density, 2)
+    for each in (group, twin):
+        each.step(gradients("normal", 1_000, 2, 0))
+    seen: list[Sent] = []
 
-    def fail(sent: object) -> None:
-        raise OSError("no room")
+    def fails_on_the_last(out: Tensor, sent: Sent) -> None:
+        seen.append(sent)
+        if len(seen) == 2:
+            raise OSError("no room")
 
+    with monkeypatch.context() as patched:
+        patched.setattr("gradsieve.reducer.write_", fails_on_the_last)
+        with pytest.raises(OSError, match="no room"):
+            group.step(gradients("normal", 1_000, 2, 1))
+    twin.step(gradients("normal", 1_000, 2, 1))
+    for reducer, state, sent in zip(group.reducers, twin.states(), seen, strict=True):
+        assert_same(reducer.state_dict(), state)
+        assert reducer.residual.any() == (density < 1)
+        reducer.abandon()  # changes nothing, as no step is under way
+        sent.values.fill_(math.nan)  # nor is the mean in the residual's memory
+        assert_same(reducer.state_dict(), state)
+    for step in range(2, 5):
+        grads = gradients("normal", 1_000, 2, step)
+        assert torch.equal(group.step(grads)[0], twin.step(grads)[0])
+
+
+@pytest.mark.parametrize("density", [0.05, 1.0])
+def test_nothing_of_an_update_is_needed_for_what_is_held_back(density: float) -> None:
+    """`finish` writes nothing: with its update thrown away, residuals are as if it had been used."""
+    group, twin, edges, held = Group("exdyna", density, 2), Group("exdyna", density, 2), [0, 600, 1_000], {0: {1}}
+    for each in (group, twin):
+        each.step(gradients("normal", 1_000, 2, 0))
+        for residual in (reducer.residual for reducer in each.reducers):
+            residual[600:] = 0.5
+    grads = gradients("normal", 1_000, 2, 1)
+    grads[0][600:] = 0
+    run_in_pieces(twin, grads, edges, held)
     programs = []
-    for reducer, grad in zip(group.reducers, gradients("normal", 1_000, 2, 1), strict=True):
-        reducer.add(grad[:600], 0, torch.empty(600))
-        reducer.add(torch.zeros(400), 600, torch.empty(400), hold_back=True)
-        programs.append(reducer.finish(fail if reducer.rank == 0 else lambda sent: None))
-    with pytest.raises(OSError, match="no room"):
-        group.world.run(programs)
-    failed, before = group.reducers[0], others[0]
-    assert torch.equal(failed.residual[600:], before[600:])
-    assert failed.step == 2
-    assert not failed.residual[:600].any() if density == 1 else failed.residual[:600].any()
+    for rank, (reducer, grad) in enumerate(zip(group.reducers, grads, strict=True)):
+        reducer.begin()
+        for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+            reducer.add(
+                grad[start:stop], start, torch.empty(stop - start), hold_back=number in held.get(rank, set())
+            )
+        programs.append(reducer.finish())
+    group.world.run(programs)
+    assert bool((group.reducers[0].residual[600:] == 0.5).all())
+    for one, other in zip(group.states(), twin.states(), strict=True):
+        assert_same(one, other)
+
+
+@dataclass(frozen=True)
+class Unsettled(Feedback):
+    """Plain, but it fails when it is told to."""
+
+    fails: ClassVar[bool] = False
+
+    def settle_(self, residual: Tensor, before: Tensor) -> None:
+        if self.fails:
+            raise OSError("no room")
+
+
+@pytest.mark.parametrize("density", [0.05, 1.0])
+def test_a_step_that_fails_while_it_is_booked_is_taken_back(density: float) -> None:
+    """After the exchange, before the step is complete: the residual is the old one, not the mean."""
+    group = Group("exdyna", density, 2, feedback=Unsettled())
+    group.step(gradients("normal", 1_000, 2, 0))
+    before = group.states()
+    Unsettled.fails = True
+    try:
+        with pytest.raises(OSError, match="no room"):
+            group.step(gradients("normal", 1_000, 2, 1))
+    finally:
+        Unsettled.fails = False
+    for reducer, state in zip(group.reducers, before, strict=True):
+        assert_same(reducer.state_dict(), state)
+    twin = Group("exdyna", density, 2)
+    for step in range(3):
+        grads = gradients("normal", 1_000, 2, step)
+        expected = twin.step(grads)
+        assert not step or torch.equal(group.step(grads)[0], expected[0])
+
+
+@pytest.mark.parametrize("name", ["exdyna", "topk", "dgc"])
+def test_a_step_that_is_abandoned_leaves_no_trace(name: str) -> None:
+    group, twin = Group(name, 0.05, 2), Group(name, 0.05, 2)
+    for step in range(4):
+        grads = gradients("normal", 1_000, 2, step)
+        if step == 2:
+            for reducer, grad in zip(group.reducers, grads, strict=True):
+                reducer.begin()
+                reducer.add(grad[300:], 300, torch.empty(700))
+                reducer.abandon()
+            for one, other in zip(group.states(), twin.states(), strict=True):
+                assert_same(one, other)
+        assert torch.equal(group.step(grads)[0], twin.step(grads)[0])
+
+
+def test_budget_needs_magnitudes() -> None:
+    words = r"a Budget needs a sparsifier with one threshold for all .*, got topk"
+    with pytest.raises(ValueError, match=words):
+        make(density=Budget(0.01, total_steps=100))
+    reducer = make()
+    with pytest.raises(ValueError, match=words):
+        reducer.set_density(Budget(0.01, total_steps=100))
+    assert reducer.density == 0.01

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradsieve import VirtualWorld
+from gradsieve.comm.rounded import rounded_sum
 from gradsieve.comm.wire import FP8, VALUES, decode, encode, message_bytes, message_length, rounded
 
 RELATIVE = {"fp32": 0.0, "bf16": 2**-8, "fp8": 2**-4}
@@ -72,3 +74,28 @@ def test_what_is_not_finite_stays_so_and_harms_no_other(bad: float) -> None:
     found = rounded(torch.tensor([0.5, bad, -2.0]), FP8)
     assert not found[1].isfinite()
     assert found[[0, 2]].tolist() == [0.5, -2.0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.integers(1, 12).flatmap(
+        lambda n: st.lists(
+            st.lists(st.integers(-1000, 1000).map(float), min_size=n, max_size=n), min_size=1, max_size=5
+        )
+    ),
+    values=WIRES,
+)
+def test_what_a_rounded_sum_leaves_out_is_known_to_the_workers(rows: list[list[float]], values: str) -> None:
+    """All hold the same total, which travelled as said; with everybody's errors it is what went in, exactly."""
+    wire, size = VALUES[values], len(rows)
+    programs = [rounded_sum("values", torch.tensor(row), wire, rank, size) for rank, row in enumerate(rows)]
+    found = VirtualWorld(size).run(programs)
+    for total, error in found:
+        assert torch.equal(total, found[0][0])
+        assert error.shape == total.shape
+        assert values != "fp32" or not error.any()
+    errors = torch.stack([error for _, error in found]).double().sum(0)
+    assert torch.equal(found[0][0].double() + errors, torch.tensor(rows).double().sum(0))
+    length = -(-len(rows[0]) // size)
+    for part in found[0][0].split(length):
+        assert torch.equal(rounded(part, wire), part)

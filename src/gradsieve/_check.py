@@ -58,3 +58,10 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
         hint = f": did you mean {near[0]}?" if near else ""
         raise BadInput(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}{hint}")
     return value
+
+
+def check_rank(rank: Any, world_size: Any) -> None:
+    """One of `world_size` workers."""
+    at_least("world_size", world_size, 1)
+    if at_least("rank", rank, 0) >= world_size:
+        raise BadInput(f"rank must be below world_size {world_size}, got {rank}")

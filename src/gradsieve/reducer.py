@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import BadInput, BadType, at_least, one_of
+from gradsieve._check import BadInput, at_least, check_rank, one_of
 from gradsieve._version import __version__
 from gradsieve.arena import Arena
 from gradsieve.comm.collectives import Program
@@ -21,13 +21,13 @@ from gradsieve.comm.traffic import Ledger, metered
 from gradsieve.comm.wire import VALUES
 from gradsieve.density import Density, Schedule, as_density
 from gradsieve.density.base import elements
-from gradsieve.feedback import Feedback
+from gradsieve.feedback import Feedback, Plain
 from gradsieve.feedback.plain import Folding
 from gradsieve.gradients import check_grad, checked_out, write_
+from gradsieve.method import Method
 from gradsieve.reports import Clock, StepReport
-from gradsieve.sparsifiers import Shape, Sparsifier, Window, name_of
+from gradsieve.sparsifiers import Sparsifier, Window
 from gradsieve.sparsifiers.base import vector_norm
-from gradsieve.sparsifiers.dense import Dense
 from gradsieve.state.handshake import handshake
 from gradsieve.states import State, States, check_identity
 
@@ -51,8 +51,7 @@ class SparseReducer:
     Args:
         sparsifier: a `Sparsifier` object; it has no state of its own.
         density: the fraction of the gradient that all workers together send per step, in (0, 1]; a function of the
-            step; or a `Budget`. At 1, and for vectors so short that k = n, every sparsifier sends
-            the full gradient.
+            step; or a `Budget`. At 1, and for vectors so short that k = n, all is sent.
         rank, world_size: which worker this is, and how many there are.
         dense_steps: number of initial steps that send the full gradient.
         sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
@@ -88,13 +87,10 @@ class SparseReducer:
         feedback: Feedback | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        if not isinstance(sparsifier, Sparsifier):
-            raise BadType(f"sparsifier must be a Sparsifier (see make_sparsifier), got {sparsifier!r}")
-        at_least("world_size", world_size, 1)
-        if not 0 <= at_least("rank", rank, 0) < world_size:
-            raise BadInput(f"rank must be below world_size {world_size}, got {rank}")
-        self.sparsifier = sparsifier
-        self.feedback = sparsifier.feedback() if feedback is None else feedback
+        if feedback is None and isinstance(sparsifier, Sparsifier):
+            feedback = sparsifier.feedback()
+        self.method = Method(sparsifier, as_density(density, dense_steps), feedback or Plain())
+        check_rank(rank, world_size)
         self.rank, self.world_size, self.measure = rank, world_size, measure
         self.sizes = None if sizes is None else list(sizes)
         self.values = one_of("values", values, VALUES)
@@ -102,7 +98,6 @@ class SparseReducer:
         self.step = 0
         self.ledger = Ledger()
         self.report: StepReport | None = None  # of the last step
-        self._density = self._fitting(as_density(density, dense_steps))
         self._arena: Arena | None = None
         self._states = States(State(), State(), State())
         self._under_way: _UnderWay | None = None
@@ -112,23 +107,16 @@ class SparseReducer:
     @property
     def density(self) -> float:
         """Of the next step; of a budget, its mean."""
-        return self._density.at(self.step)
+        return self.method.density.at(self.step)
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
         """Another density from the next step on. A budget goes on with what was spent so far."""
-        changed = self._fitting(as_density(density, dense_steps))
-        changed.at(self.step)
-        if self._arena is not None and type(changed.init()) is not type(self._states.density):
-            self._states = replace(self._states, density=changed.init())
-        self._density = changed
-
-    def _fitting(self, density: Density) -> Density:
-        if density.needs_magnitudes and not self.sparsifier.SHOWS_MAGNITUDES:
-            raise BadInput(
-                "a Budget needs a sparsifier with one threshold for all (exdyna, micro, shared_threshold), "
-                f"got {name_of(self.sparsifier)}"
-            )
-        return density
+        method = replace(self.method, density=as_density(density, dense_steps))
+        method.density.at(self.step)
+        before, fresh = self._states.density, method.density.init()
+        if self._arena is not None and type(fresh) is not type(before):
+            self._states = replace(self._states, density=fresh)
+        self.method = method
 
     @property
     def residual(self) -> Tensor:
@@ -169,7 +157,7 @@ class SparseReducer:
         """Make room for vectors of n elements, unless that was done before."""
         if self._arena is None:
             self._arena = Arena(n, device)
-            self._states = self._fresh()
+            self._states = self.method.init(n, self.sizes or [n], self.world_size)
 
     def begin(self) -> None:
         """A step begins; `open` was called before."""
@@ -177,9 +165,9 @@ class SparseReducer:
         self.ledger = Ledger()
         self._arena.begin()
         step = self._next_step()
-        acting = self.sparsifier if step.k < step.n else _EVERYTHING
-        window = acting.window(self._state_of(acting), step)
-        folding = self.feedback.begin(self._states.feedback, step.sizes, self.world_size)
+        acting = self.method.acting(step)
+        window = acting.window(self.method.state_of(acting, self._states), step)
+        folding = self.method.feedback.begin(self._states.feedback, step.sizes, self.world_size)
         self._under_way = _UnderWay(step, acting, window, folding, Clock(self.ledger))
 
     def add(self, grad: Tensor, start: int, before: Tensor, *, hold_back: bool = False) -> None:
@@ -212,19 +200,21 @@ class SparseReducer:
                 yield from handshake(self.rank, self.world_size, self._settings())
                 self._agreed = True
                 now.clock.skip()
+            known = self.method.state_of(now.sparsifier, self._states)
             hits, step = arena.hits, replace(now.step, healthy=arena.finite)
             if not step.healthy:
                 # No algorithm ever sees a value that is not finite: this worker takes part with its old residual,
                 # and the health flag says so to the others.
                 arena.restore()
                 hits = ops.select_above(acc, *now.window)
-            selection = yield from now.sparsifier.select(self._state_of(now.sparsifier), acc, hits, step)
+            selection = yield from now.sparsifier.select(known, acc, hits, step)
             now.clock.lap("select")
             sent = yield from now.sparsifier.exchange(acc, selection, step)
             if sent.finite:
                 for piece in arena.pieces:
-                    self.feedback.settle_(acc[piece.start : piece.stop], piece.before)
-                after = self._updated(now, selection, sent)
+                    self.method.feedback.settle_(acc[piece.start : piece.stop], piece.before)
+                held_back = arena.held_back
+                after = self.method.update(self._states, selection, sent, step, now.folding, held_back)
                 if sent.indices is None:
                     arena.release()  # the mean is in its memory
             else:
@@ -237,15 +227,6 @@ class SparseReducer:
         threshold = selection.threshold if sent.finite else None
         self.report = StepReport.of(step, sent, now.clock, threshold=threshold, residual_norm=norm)
         return sent
-
-    def _updated(self, now: _UnderWay, selection: Any, sent: Sent) -> States:
-        assert self._arena is not None
-        states, step, everything = self._states, now.step, now.sparsifier is _EVERYTHING
-        return States(
-            states.sparsifier if everything else now.sparsifier.update(states.sparsifier, selection, sent, step),
-            self._density.update(states.density, selection.decision, step.index, step.n, sent.union),
-            now.folding.finish(sent, self._arena.held_back),
-        )
 
     def abandon(self) -> None:
         """Take back the pieces that were added, if the step cannot be finished."""
@@ -264,17 +245,9 @@ class SparseReducer:
             self._arena.residual.mul_(factor)
             self._states = self._states.rescaled(factor)
 
-    def _state_of(self, acting: Sparsifier[Any]) -> State:
-        return self._states.sparsifier if acting is not _EVERYTHING else State()
-
-    def _fresh(self) -> States:
-        n = len(self.residual)
-        shape = Shape(n, elements(self._density.target, n), self.sizes or [n], self.world_size)
-        return States(self.sparsifier.init(shape), self._density.init(), self.feedback.init(n))
-
     def _next_step(self) -> Step:
         n, density = len(self.residual), self.density
-        asked = self._density.quota(self._states.density, self.step, n)
+        asked = self.method.density.quota(self._states.density, self.step, n)
         sizes, wire = tuple(self.sizes or (n,)), VALUES[self.values]
         return Step(self.step, n, elements(density, n), self.rank, self.world_size, wire, sizes=sizes, asked=asked)
 
@@ -282,8 +255,7 @@ class SparseReducer:
         """This worker's whole state: plain numbers, strings, lists and tensors."""
         return {
             "version": STATE_VERSION,
-            "sparsifier": name_of(self.sparsifier),
-            "options": {**self.sparsifier.options(), **self.feedback.label()},
+            **self.method.identity(),
             "rank": self.rank,
             "world_size": self.world_size,
             "n": 0 if self._arena is None else len(self.residual),
@@ -304,33 +276,22 @@ class SparseReducer:
             raise BadInput(f"residual must be a float32 vector of {n} elements, got {residual!r}")
         step = at_least("step", state["step"], 0)
         if n:
-            arena = self._arena
-            self._arena = self._arena or Arena(n, residual.device)
-            try:
-                self._states = self._fresh().restored(state["state"], resized=resized)
-            except ValueError:
-                self._arena = arena
-                raise
+            fresh = self.method.init(n, self.sizes or [n], self.world_size)
+            states = fresh.restored(state["state"], resized=resized)
+            self.open(n, residual.device)
             self.abandon()
+            self._states = states
             self.residual.copy_(residual)
         self.step, self._agreed = step, False
 
     def _settings(self) -> dict[str, Any]:
         return {
             "gradsieve": __version__,
-            "sparsifier": name_of(self.sparsifier),
-            **{f"{name_of(self.sparsifier)}.{name}": value for name, value in self.sparsifier.options().items()},
-            **self.feedback.label(),
-            "density": str(self._density) if self._density.needs_magnitudes else self.density,
+            **self.method.settings(self._states, self.step),
             "values": self.values,
             "n": len(self.residual),
             **self.labels,
             "dtype": self._dtype,
             "sizes": self.sizes,
             "step": self.step,
-            "the sparsifier's state": self._states.sparsifier.fingerprint(),
-            "the density's state": self._states.density.fingerprint(),
         }
-
-
-_EVERYTHING = Dense()

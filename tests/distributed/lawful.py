@@ -12,7 +12,7 @@ from helpers import added
 
 def flat_gradient(sieve: Sieve, loss: Tensor) -> Tensor:
     """This rank's own gradient, in the arena's order; zero where a parameter took no part."""
-    parameters = list(sieve._parameters.values())
+    parameters = list(sieve.hook.parameters.values())
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.cat(
         [
@@ -24,7 +24,7 @@ def flat_gradient(sieve: Sieve, loss: Tensor) -> Tensor:
 
 def flat_update(sieve: Sieve) -> Tensor:
     """What DDP left in `.grad`."""
-    parameters = sieve._parameters.values()
+    parameters = sieve.hook.parameters.values()
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).float().flatten() for p in parameters])
 
 
@@ -38,7 +38,7 @@ def lawful_backward(
     model: nn.Module, sieve: Sieve, losses: Callable[[nn.Module], Tensor], tolerance: float = 1e-6
 ) -> Tensor:
     """`losses(model).backward()` through DDP, with the law checked; returns the update."""
-    for parameter in sieve._parameters.values():
+    for parameter in sieve.hook.parameters.values():
         parameter.grad = None
     gradient = flat_gradient(sieve, losses(model.module))  # type: ignore[arg-type]
     acc = sieve.reducer.residual + added(sieve.state_dict(), gradient)

@@ -26,7 +26,7 @@ def _overflow(rank: int, world_size: int, name: str, dtype: torch.dtype) -> dict
         if step in (0, 5) and rank == 1:
             loss = loss * math.inf
         scale = scaler.get_scale()
-        unscaled_before = sieve.reducer.residual / sieve._scale
+        unscaled_before = sieve.reducer.residual / sieve.hook.scale
         weights = [p.detach().clone() for p in model.parameters()]
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -77,7 +77,7 @@ def _scale_does_not_matter(rank: int, world_size: int) -> None:
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
-        return [*(p.detach().clone() for p in model.parameters()), sieve.reducer.residual / sieve._scale]
+        return [*(p.detach().clone() for p in model.parameters()), sieve.reducer.residual / sieve.hook.scale]
 
     for name in ("exdyna", "micro", "topk", "hard_threshold"):
         growing = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)

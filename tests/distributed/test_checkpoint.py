@@ -61,7 +61,7 @@ def _save(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
         sieve.save(folder / name, extra={"epoch": rank, "model": {3: torch.arange(3) + rank}})
         residuals[name] = sieve.reducer.residual.clone()
         if name == "dgc":
-            residuals["velocity"] = sieve.state_dict()["state"]["velocity"]
+            residuals["velocity"] = sieve.state_dict()["state"]["feedback"]["velocity"]
     return residuals
 
 
@@ -75,7 +75,7 @@ def _load(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
         assert extra["model"]["3"].tolist() == [0, 1, 2]
         residuals[name] = sieve.reducer.residual.clone()
         if name == "dgc":
-            residuals["velocity"] = sieve.state_dict()["state"]["velocity"]
+            residuals["velocity"] = sieve.state_dict()["state"]["feedback"]["velocity"]
         assert sieve.reducer.step == 11
         _train(model, sieve, rank, 11, 14)
         sieve.check_replicas()
@@ -127,7 +127,7 @@ DAMAGES = {
     "cut": "rank-0.safetensors must be as it was written",
     "missing": "rank-1.json must exist, got no such file",
     "manifest": "manifest.json must be JSON",
-    "version": "must be a gradsieve checkpoint of version 3, got 99",
+    "version": "must be a gradsieve checkpoint of version 4, got 99",
     "latest": "latest.json must hold a JSON object",
     "nothing": "latest.json must be readable, got No such file or directory",
 }

@@ -13,7 +13,9 @@ from processes import run_processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradsieve import SPARSIFIERS, dgc_warm_up, sparsify
+from gradsieve import Budget, dgc_warm_up, sparsify
+from gradsieve.sparsifiers.hard_threshold import authors_rule
+from helpers import LIBRARY, Group, assert_same
 
 WIDTH, DENSITY = 24, 0.05
 
@@ -62,8 +64,8 @@ def _layouts(rank: int, world_size: int) -> dict[str, int]:
             model = DDP(network(), **options)
             sieve = sparsify(model, sparsifier, density=DENSITY, measure=True)
             buckets: set[int] = set()
-            add = sieve._add
-            sieve._add = lambda b, buffer, add=add, buckets=buckets: (buckets.add(b.index()), add(b, buffer))  # type: ignore[method-assign]
+            add = sieve.hook._add
+            sieve.hook._add = lambda b, buffer, add=add, buckets=buckets: (buckets.add(b.index()), add(b, buffer))  # type: ignore[method-assign]
             train(model, sieve, rank)
             numbers[f"{name}, {sparsifier}"] = len(buckets)
     return numbers
@@ -77,10 +79,9 @@ def test_bucket_layouts(tmp_path: Path) -> None:
 
 
 def _every_sparsifier(rank: int, world_size: int) -> None:
-    for name in SPARSIFIERS:
-        if name != "cyclick":
-            model = DDP(network(), bucket_cap_mb=0.003)
-            train(model, sparsify(model, name, density=DENSITY), rank, steps=12)
+    for name in LIBRARY:
+        model = DDP(network(), bucket_cap_mb=0.003)
+        train(model, sparsify(model, name, density=DENSITY), rank, steps=12)
 
 
 def test_every_sparsifier(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ class WithEmbedding(nn.Module):
 def _sparse_embedding(rank: int, world_size: int) -> None:
     model = DDP(WithEmbedding())
     sieve = sparsify(model, density=DENSITY)
-    assert list(sieve._parameters) == ["head.bias", "head.weight"]
+    assert list(sieve.hook.parameters) == ["head.bias", "head.weight"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(5):
         words = torch.randint(50, (6,), generator=torch.Generator().manual_seed(10 * step + rank))
@@ -215,8 +216,10 @@ def _sparse_embedding(rank: int, world_size: int) -> None:
         rows = len(words.unique())
         assert sieve.report.bytes_sent == sieve.reducer.ledger.total.handed_bytes + 16 + rows * (8 + 4 * WIDTH)
         assert sieve.report.collectives == sieve.reducer.ledger.total.calls + 4
+        mean_rows = float(total(torch.tensor(rows))) / world_size
+        beside = (world_size - 1) * (16 + mean_rows * (8 + 4 * WIDTH))
+        assert sieve.report.ring_bytes == pytest.approx(sieve.reducer.ledger.total.ring_bytes + beside)
         optimizer.step()
-    assert sieve.world.ledgers[0].by_tag["sparse values"].handed_bytes > 0
     sieve.check_replicas()
 
 
@@ -293,6 +296,73 @@ def test_density_schedule(tmp_path: Path) -> None:
     expected = [1.0, 0.25, 0.062, 0.062, 0.016, 0.016, 0.01, 0.01, 0.01, 0.01, 0.5, 0.02]
     for found in run_processes(_densities, 2, tmp_path):
         assert found == pytest.approx(expected, abs=0.002)
+
+
+def _budget(rank: int, world_size: int) -> list[int]:
+    """Said in the middle of a run, and again when the run becomes longer: it keeps what it has spent."""
+    model = DDP(network())
+    sieve = sparsify(model, density=DENSITY)
+    found = []
+    for step in range(30):
+        if step == 4:
+            sieve.set_density(Budget(DENSITY, total_steps=20))
+        if step == 16:
+            state = sieve.reducer.states.density
+            sieve.set_density(Budget(DENSITY, total_steps=30))
+            assert sieve.reducer.states.density == state
+        lawful_backward(model, sieve, square(step, rank))
+        assert sieve.report is not None
+        found.append(sieve.report.union)
+    return found
+
+
+def test_a_budget_is_met_over_the_run(tmp_path: Path) -> None:
+    n = 4 * (WIDTH * WIDTH + WIDTH)
+    for found in run_processes(_budget, 2, tmp_path):
+        assert sum(found) == 30 * round(DENSITY * n)
+
+
+DENSE_STEPS, STEPS, SIDE = 10, 14, 200
+
+
+def _starts_after_dense_steps(rank: int, world_size: int) -> dict[str, tuple[list[Any], dict[str, Any]]]:
+    """By sparsifier: gradient, update and threshold of each step, and the last state."""
+    import studies  # noqa: F401  # adds released_exdyna
+
+    found = {}
+    for name in ("sage", "released_exdyna"):
+        torch.manual_seed(0)
+        model = DDP(nn.Linear(SIDE, SIDE))
+        sieve = sparsify(model, name, density=0.01, dense_steps=DENSE_STEPS)
+        steps: list[Any] = []
+        for step in range(STEPS):
+            x = torch.randn(8, SIDE, generator=torch.Generator().manual_seed(1000 * step + rank))
+            gradient = flat_gradient(sieve, model.module(x).square().mean())
+            update = lawful_backward(model, sieve, lambda m, x=x: m(x).square().mean())
+            assert sieve.report is not None
+            steps.append((gradient, update, sieve.report.threshold))
+        found[name] = steps, sieve.reducer.state_dict()
+    return found
+
+
+def test_thresholds_after_dense_steps_are_those_of_virtual_workers(tmp_path: Path) -> None:
+    """They start with the density that is asked for, not with that of the dense steps."""
+    import studies  # noqa: F401  # adds released_exdyna
+
+    results = run_processes(_starts_after_dense_steps, 2, tmp_path)
+    n = SIDE * SIDE + SIDE
+    for name in ("sage", "released_exdyna"):
+        group = Group(name, 0.01, 2, sizes=[SIDE, SIDE * SIDE], dense_steps=DENSE_STEPS)
+        for step in range(STEPS):
+            real = [result[name][0][step] for result in results]
+            updates = group.step([gradient for gradient, _, _ in real])
+            for (_, update, threshold), same, report in zip(real, updates, group.reports, strict=True):
+                assert torch.equal(update, same), f"{name}, step {step}"
+                assert threshold == report.threshold
+            if step == DENSE_STEPS:
+                assert group.reports[0].threshold == authors_rule(round(0.01 * n))
+        for result, state in zip(results, group.states(), strict=True):
+            assert_same(result[name][1], state)
 
 
 class Small(nn.Module):

@@ -16,7 +16,9 @@ from test_ddp import DENSITY, WIDTH, network, square
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradsieve import ReplicasDiffer, make_sparsifier, sparsify
+from gradsieve import Budget, ReplicasDiffer, Sent, Sieve, make_sparsifier, sparsify
+from gradsieve.comm.collectives import Program
+from helpers import assert_same
 
 
 def _refusals(rank: int, world_size: int) -> None:
@@ -34,6 +36,11 @@ def _refusals(rank: int, world_size: int) -> None:
         TypeError,
         "options must come with a sparsifier's name",
         lambda: sparsify(model, make_sparsifier("topk"), x=1),
+    )
+    refuses(
+        ValueError,
+        "a Budget needs a sparsifier with one threshold for all",
+        lambda: sparsify(model, "topk", density=Budget(0.1, total_steps=10)),
     )
     sieve = sparsify(model, "cltk", beta=0.5)
     assert sieve.reducer.sparsifier.options() == {"beta": 0.5}
@@ -186,42 +193,123 @@ class Layers(nn.Module):
         return self.last(Fragile.apply(self.first(x)))
 
 
+def wrapped(module: nn.Module, view: bool, **settings: Any) -> tuple[DDP, Sieve]:
+    model = DDP(module, bucket_cap_mb=1e-3, gradient_as_bucket_view=view)
+    return model, sparsify(model, "exdyna", **{"density": DENSITY, **settings})
+
+
+def steps(model: DDP, rank: int, numbers: range) -> None:
+    for step in numbers:
+        model.zero_grad()
+        square(step, rank)(model).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+
+
+def same_parameters(one: DDP, other: DDP) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
 def _fails_in_backward(rank: int, world_size: int, view: bool) -> None:
     """The state after a failed backward pass is that before it, and training goes on as if it had not been."""
-    options: dict[str, Any] = {"bucket_cap_mb": 1e-3, "gradient_as_bucket_view": view}
-
-    def wrapped(module: nn.Module) -> tuple[DDP, Any]:
-        model = DDP(module, **options)
-        return model, sparsify(model, "exdyna", density=DENSITY)
-
-    def steps(model: DDP, numbers: range) -> None:
-        for step in numbers:
-            model.zero_grad()
-            square(step, rank)(model).backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
-
-    (model, sieve), (other, never_failed) = wrapped(Layers()), wrapped(Layers())
+    (model, sieve), (other, never_failed) = wrapped(Layers(), view), wrapped(Layers(), view)
     for each in (model, other):
-        steps(each, range(4))
+        steps(each, rank, range(4))
     Fragile.fails = True
     with pytest.raises(ValueError, match="a backward pass that fails"):
-        steps(model, range(4, 5))
+        steps(model, rank, range(4, 5))
     Fragile.fails = False
-    assert torch.equal(sieve.state_dict()["residual"], never_failed.state_dict()["residual"])
+    assert_same(sieve.state_dict(), never_failed.state_dict())
     with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
-        steps(model, range(4, 5))  # torch's own DDP cannot go on: it takes a new one
+        steps(model, rank, range(4, 5))  # torch's own DDP cannot go on: it takes a new one
     state, module = sieve.state_dict(), model.module
-    model, sieve = wrapped(module)
+    model, sieve = wrapped(module, view)
     sieve.load_state_dict(state)
     for each in (model, other):
-        steps(each, range(4, 8))
-    assert torch.equal(sieve.reducer.residual, never_failed.reducer.residual)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+        steps(each, rank, range(4, 8))
+    assert_same(sieve.state_dict(), never_failed.state_dict())
+    assert same_parameters(model, other)
 
 
 @pytest.mark.parametrize("view", [False, True])
 def test_a_backward_pass_that_fails(tmp_path: Path, view: bool) -> None:
     run_processes(_fails_in_backward, 2, tmp_path, view)
+
+
+class Lossy(nn.Module):
+    """Layers whose output fails: no gradient is ready then, and DDP itself can go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Fragile.apply(self.layers(x))
+        return found
+
+
+def _goes_on(rank: int, world_size: int, view: bool) -> None:
+    """The next clean step is the one that would have come; nobody has to tell the sieve."""
+    for fails_late in (False, True):
+        made = Layers if fails_late else Lossy
+        (model, sieve), (other, never_failed) = wrapped(made(), view), wrapped(made(), view)
+        for first in (0, 3, 6):  # before anything is known, and later
+            Fragile.fails = True
+            with pytest.raises(ValueError, match="a backward pass that fails"):
+                steps(model, rank, range(first, first + 1))
+            Fragile.fails = False
+            if fails_late:
+                added = not torch.equal(sieve.reducer.residual, never_failed.reducer.residual)
+                assert added == (first > 0)  # before its first step is over, DDP has only one bucket
+                model.reducer._reset_state()  # torch's reducer must be told
+            for each in (model, other):
+                steps(each, rank, range(first, first + 3))
+            assert_same(sieve.state_dict(), never_failed.state_dict())
+            assert same_parameters(model, other)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_the_step_after_a_backward_pass_that_failed_works(tmp_path: Path, view: bool) -> None:
+    run_processes(_goes_on, 2, tmp_path, view)
+
+
+def _fails_in_the_hook(rank: int, world_size: int, density: float) -> None:
+    """Before an exchange is complete a step leaves no trace; once it is, only the update is lost."""
+    for where, complete in (("finish", False), ("write_", True)):
+        model, sieve = wrapped(Layers(), True, density=density)
+        other, never_failed = wrapped(Layers(), True, density=density)
+        for each in (model, other):
+            steps(each, rank, range(3))
+        owner: Any = sieve.reducer if where == "finish" else sieve.hook.layout
+        real = getattr(owner, where)
+
+        def fails(*arguments: Any) -> Any:
+            raise OSError("no room")
+
+        def fails_under_way(real: Callable[[], Program[Sent]] = real) -> Program[Sent]:
+            program = real()
+            yield program.send(None)
+            program.throw(OSError("no room"))
+            raise AssertionError("it went on")
+
+        setattr(owner, where, fails if complete else fails_under_way)
+        with pytest.raises(OSError, match="no room"):
+            steps(model, rank, range(3, 4))
+        setattr(owner, where, real)
+        model.reducer._reset_state()
+        if complete:  # the update is used for nothing
+            other.zero_grad()
+            square(3, rank)(other).backward()
+        assert_same(sieve.state_dict(), never_failed.state_dict())
+        assert bool(sieve.reducer.residual.any()) == (density < 1)
+        for each in (model, other):
+            steps(each, rank, range(4, 7))
+        assert_same(sieve.state_dict(), never_failed.state_dict())
+        assert same_parameters(model, other)
+
+
+@pytest.mark.parametrize("density", [DENSITY, 1.0])
+def test_an_error_in_the_hook_loses_nothing(tmp_path: Path, density: float) -> None:
+    run_processes(_fails_in_the_hook, 2, tmp_path, density)

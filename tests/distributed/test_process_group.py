@@ -8,15 +8,14 @@ import torch
 import torch.distributed as dist
 from processes import run_processes
 
-from gradsieve import SPARSIFIERS, Meter, ProcessGroupWorld, SparseReducer, make_sparsifier
+from gradsieve import Meter, ProcessGroupWorld, SparseReducer, make_sparsifier
 from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast
-from helpers import Group, gradients, load_example
+from helpers import LIBRARY, Group, assert_same, gradients
 
 N, STEPS, DENSITY = 4_000, 25, 0.02
 
 
 def _train(rank: int, world_size: int, names: list[str], values: str) -> dict[str, Any]:
-    load_example("new_sparsifier")
     world, found = Meter(ProcessGroupWorld()), {}
     for name in names:
         reducer = SparseReducer(make_sparsifier(name), DENSITY, rank=rank, world_size=world_size, values=values)
@@ -31,9 +30,8 @@ def _train(rank: int, world_size: int, names: list[str], values: str) -> dict[st
 
 @pytest.mark.parametrize(("world_size", "values"), [(2, "fp32"), (4, "fp32"), (3, "bf16"), (3, "fp8")])
 def test_virtual_equals_gloo(world_size: int, values: str, tmp_path: Path) -> None:
-    names = list(SPARSIFIERS)
-    results = run_processes(_train, world_size, tmp_path, names, values)
-    for name in names:
+    results = run_processes(_train, world_size, tmp_path, LIBRARY, values)
+    for name in LIBRARY:
         group = Group(name, DENSITY, world_size, values=values)
         for step in range(STEPS):
             updates = group.step(gradients("normal", N, world_size, step))
@@ -48,9 +46,7 @@ def test_virtual_equals_gloo(world_size: int, values: str, tmp_path: Path) -> No
                     same.collectives,
                 )
         for rank, reducer in enumerate(group.reducers):
-            state = results[rank][name][2]
-            assert state["state"].keys() == reducer.state_dict()["state"].keys()
-            assert torch.equal(state["residual"], reducer.residual)
+            assert_same(results[rank][name][2], reducer.state_dict(), f"{name}, rank {rank}")
 
 
 def _collectives(rank: int, world_size: int) -> list[Any]:
@@ -117,9 +113,8 @@ def _count_sent_bytes(rank: int, world_size: int, names: list[str]) -> dict[str,
 
 
 def test_meter_counts_what_is_sent(tmp_path: Path) -> None:
-    names = [name for name in SPARSIFIERS if name != "cyclick"]
-    results = run_processes(_count_sent_bytes, 3, tmp_path, names)
-    for name in names:
+    results = run_processes(_count_sent_bytes, 3, tmp_path, LIBRARY)
+    for name in LIBRARY:
         sent, metered, reported = (sum(result[name][i] for result in results) for i in range(3))
         assert sent == pytest.approx(metered) == pytest.approx(reported), name
         assert sent > 0

@@ -225,7 +225,7 @@ def _loops(rank: int, world_size: int) -> None:
     assert all(torch.equal(each, gathered[0]) for each in gathered)
     assert sieve.report is not None
     assert "ms of computing" in sieve.report.why
-    assert 0.02 <= sieve.replica.schedule(0) <= 0.5
+    assert 0.02 <= sieve.replica.schedule.at(0) <= 0.5
 
     compiled = make_model()
     optimizer = OPTIMIZERS["sgd"](compiled.parameters())

@@ -112,10 +112,10 @@ def test_missing_key() -> None:
 def test_sparsifiers_have_no_state_of_their_own(sparsifier: str) -> None:
     """They are frozen, and one object serves all workers; what they learn is in states, whose fields are marked."""
     group = Group(sparsifier, DENSITY, WORLD)
-    assert len({id(reducer.sparsifier) for reducer in group.reducers}) == 1
-    before = dict(vars(group.reducers[0].sparsifier))
+    assert len({id(reducer.method.sparsifier) for reducer in group.reducers}) == 1
+    before = dict(vars(group.reducers[0].method.sparsifier))
     group.step(drifting(0))
-    assert vars(group.reducers[0].sparsifier) == before == group.reducers[0].sparsifier.options()
+    assert vars(group.reducers[0].method.sparsifier) == before == group.reducers[0].method.sparsifier.options()
     check_marked(group.reducers[0].states.sparsifier)
 
 

@@ -14,7 +14,7 @@ N = 2_000
 
 
 def velocities(group: Group) -> list[torch.Tensor]:
-    return [state["state"]["velocity"] for state in group.states()]
+    return [state["state"]["feedback"]["velocity"] for state in group.states()]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -87,6 +87,7 @@ def test_a_step_that_is_called_off_leaves_the_momentum() -> None:
     run_in_pieces(group, grads, [0, 500, N], {})
     assert not group.reports[0].finite
     assert_same(dict(enumerate(group.states())), dict(enumerate(before)))
+    group.reducers[0].begin()
     group.reducers[0].add(grads[0], 0, grads[0])
     group.reducers[0].abandon()
     assert_same(group.reducers[0].state_dict(), before[0])

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from gradsieve.sparsifiers.accordion import changed
+from gradsieve.sparsifiers.accordion import AccordionState, changed
 from gradsieve.sparsifiers.gaussiank import moments, normal_threshold
-from gradsieve.sparsifiers.sage import beta, sample_size
+from gradsieve.sparsifiers.sage import SAGEState, beta, sample_size
 from helpers import Group, gradients
 
 N = 20_000
@@ -80,16 +80,17 @@ def test_sage_literal_rule() -> None:
         update = group.step(grads)[0]
         for rank, reducer in enumerate(group.reducers):
             before, average = state[rank]
-            found = reducer.sparsifier.state_dict()
+            found = reducer.states.sparsifier
+            assert isinstance(found, SAGEState)
             if step:
-                alpha = found["average"] / average
+                alpha = found.average / average
                 exam = float((accs[rank].abs() >= before * alpha).sum()) / N
-                assert found["current"] == pytest.approx(before * alpha * 2 / (0.99975 + math.exp(0.01 - exam)))
+                assert found.threshold == pytest.approx(before * alpha * 2 / (0.99975 + math.exp(0.01 - exam)))
             else:
-                assert found["current"] == 1.0
-            assert found["average"] == pytest.approx(float(accs[rank].abs().mean()), rel=0.2)
-            assert bool((update[accs[rank].abs() >= found["current"] * 1.001] != 0).all())
-            state[rank] = found["current"], found["average"]
+                assert found.threshold == 1.0
+            assert found.average == pytest.approx(float(accs[rank].abs().mean()), rel=0.2)
+            assert bool((update[accs[rank].abs() >= found.threshold * 1.001] != 0).all())
+            state[rank] = found.threshold, found.average
 
 
 def test_sage_corrections() -> None:
@@ -117,10 +118,11 @@ def test_accordion_decides_by_the_norm_of_the_sum_of_updates() -> None:
             norms.append(float(total.double().norm()))
             regimes.append(changed(norms[-2], norms[-1], 0.5))
             total.zero_()
-            state = group.reducers[0].sparsifier.state_dict()
-            assert state["norm"] == pytest.approx(norms[-1])
-            assert not state["total"].any()
-            assert len({reducer.sparsifier.fingerprint() for reducer in group.reducers}) == 1
+            state = group.reducers[0].states.sparsifier
+            assert isinstance(state, AccordionState)
+            assert state.norm == pytest.approx(norms[-1])
+            assert not state.total.any()
+            assert len({reducer.states.sparsifier.fingerprint() for reducer in group.reducers}) == 1
     assert regimes == [True, True, False, False, True, False]
 
 

@@ -19,7 +19,7 @@ def merged(values: list[list[float]], k: int) -> list[list[int]]:
     for rank, row in enumerate(values):
         acc = torch.tensor(row)
         picked = acc.abs().topk(k).indices.sort().values
-        programs.append(merge_all(Pairs(picked, acc[picked]), Step(0, n, k, rank, size), torch.float32))
+        programs.append(merge_all(Pairs(picked, acc[picked]), Step(0, n, k, rank, size)))
     return [indices.tolist() for indices in VirtualWorld(size).run(programs)]
 
 

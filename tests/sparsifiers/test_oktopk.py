@@ -8,10 +8,15 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.comm.traffic import Traffic
-from gradsieve.sparsifiers.oktopk import exceeds_mean, own_bounds, thin_out
+from gradsieve.sparsifiers.oktopk import OkTopkState, exceeds_mean, own_bounds, thin_out
 from helpers import Group, assert_same, gradients
 
 N, K = 20_000, 200
+
+
+def learned(group: Group) -> list[OkTopkState]:
+    states = [reducer.states.sparsifier for reducer in group.reducers]
+    return [state for state in states if isinstance(state, OkTopkState)]
 
 
 def sloped(step: int, world_size: int) -> list[Tensor]:
@@ -87,7 +92,7 @@ def test_regions_share_out_the_picks() -> None:
     group = Group("oktopk", K / N, 4)
     for step in range(3):
         group.step(sloped(step, 4))
-    bounds = group.reducers[0].sparsifier.bounds
+    bounds = learned(group)[0].bounds
     assert bounds[0] == 0
     assert bounds[-1] == N
     assert bounds[1] > N // 2  # nearly all picks are in the last quarter
@@ -106,7 +111,7 @@ def test_uneven_regions_are_balanced_before_all_are_told() -> None:
     assert max(group.reports[0].counts) > 2 * K / 8
     assert all("balance" in reducer.ledger.by_tag for reducer in group.reducers)
     assert max(reducer.ledger.by_tag["values"].handed_bytes for reducer in group.reducers) < 8 * (K / 8 + 2)
-    assert group.reducers[0].sparsifier.bounds_age == 0  # so that borders are drawn anew in the next step
+    assert learned(group)[0].bounds_age == 0  # so that borders are drawn anew in the next step
     # The old threshold let too many through, so that some had to wait; they come now.
     update += group.step_lawfully([torch.zeros(N)] * 8)
     assert bool(update[100:250].all())
@@ -172,15 +177,16 @@ def test_another_world_size_evaluates_anew() -> None:
     for step in range(5):
         old.step(sloped(step, 4))
         new.step(sloped(step, 6))
-    saved = old.reducers[0].sparsifier.state_dict()
-    for reducer in new.reducers:
-        fitted = reducer.sparsifier.fitting(saved)
-        assert len(fitted["bounds"]) == 7
-        assert fitted["threshold_age"] == fitted["bounds_age"] == 0
-        reducer.sparsifier.load_state_dict(fitted)
+    saved = old.states()[0]
+    for rank, reducer in enumerate(new.reducers):
+        reducer.load_state_dict({**saved, "rank": rank, "world_size": 6}, resized=True)
+    for state in learned(new):
+        assert len(state.bounds) == 7
+        assert state.threshold_age == state.bounds_age == 0
+        assert state.own_threshold == learned(old)[0].own_threshold > 0
     new.step_lawfully(sloped(5, 6))
     assert {"threshold", "bounds"} <= set(new.reducers[0].ledger.by_tag)
-    assert len({reducer.sparsifier.fingerprint() for reducer in new.reducers}) == 1
+    assert len({state.fingerprint() for state in learned(new)}) == 1
 
 
 def test_a_bad_step_keeps_evaluated_thresholds_back() -> None:
@@ -210,7 +216,7 @@ def test_own_bounds() -> None:
     picked = torch.tensor([1, 2, 3, 50, 60, 99])
     assert own_bounds(picked, 100, 3) == [0, 3, 60, 100]
     assert own_bounds(picked, 100, 1) == [0, 100]
-    assert own_bounds(picked[:0], 100, 4) == [0, 25, 50, 75, 100]
+    assert own_bounds(picked[:0], 100, 4) == (0, 25, 50, 75, 100)
     assert own_bounds(picked[:1], 100, 3) == [0, 1, 1, 100]
 
 

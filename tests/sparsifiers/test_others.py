@@ -194,10 +194,18 @@ def test_deft_prefers_tensors_with_large_norms() -> None:
         ("accordion", {"aggregation": "sum"}, ValueError, "aggregation must be one of union, own, got 'sum'"),
         ("gaussiank", {"x": 1}, ValueError, r"option of gaussiank must be one of \(none\), got 'x'"),
         ("randomk", {"seed": -1}, ValueError, "seed must be at least 0, got -1"),
-        ("exdyna", {"compat": "old"}, ValueError, "compat must be one of None, release, got 'old'"),
+        (
+            "exdyna",
+            {"block": 9},
+            ValueError,
+            "option of exdyna must be one of blocks, got 'block': did you mean blocks",
+        ),
         ("exdyna", {"blocks": 0}, ValueError, "blocks must be at least 1, got 0"),
         ("exdyna", {"blocks": 2.5}, TypeError, "blocks must be a whole number, got 2.5"),
-        ("exdyna", {"compat": "release", "blocks": 64}, ValueError, 'blocks must be 1024 with compat="release"'),
+        ("micro", {"blocks": 9}, ValueError, r"option of micro must be one of \(none\), got 'blocks'"),
+        ("released_exdyna", {"blocks": 64}, ValueError, r"option of released_exdyna must be one of \(none\), got"),
+        ("fixed_exdyna", {"threshold": -1.0}, ValueError, "threshold must be positive and finite, got -1.0"),
+        ("fixed_exdyna", {"blocks": 0}, ValueError, "blocks must be at least 1, got 0"),
     ],
 )
 def test_bad_options(name: str, options: dict[str, object], error: type[Exception], words: str) -> None:

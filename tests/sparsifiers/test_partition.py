@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from gradsieve.sparsifiers._release import ReleasedBlocks, released_bounds, released_rebalance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +17,10 @@ from gradsieve.sparsifiers.exdyna.partition import (
     moved,
     rebalance,
 )
+from studies.sparsifiers.released import ReleasedBlocks, released_bounds, released_rebalance
 
 
-def check_tiling(blocks: Blocks | ReleasedBlocks, bounds: list[int]) -> None:
+def check_tiling(blocks: Blocks | ReleasedBlocks, bounds: tuple[int, ...]) -> None:
     edges = [blocks.start(bound) for bound in bounds]
     assert edges[0] == 0
     assert edges[-1] == blocks.n
@@ -75,7 +75,7 @@ def test_heavy_average_light() -> None:
     released = released_bounds(3)
     assert released_rebalance(released, counts, ReleasedBlocks(98_304)) == released
     load = torch.cat([torch.full((30,), count) for count in counts]) * UNIT
-    bounds = rebalance(load, [0, 30, 60, 90])
+    bounds = rebalance(load, (0, 30, 60, 90))
     parts = [int(load[a:b].sum()) for a, b in itertools.pairwise(bounds)]
     assert max(parts) * 3 / sum(parts) < 1.03
 
@@ -95,7 +95,7 @@ def test_no_part_exceeds_its_share_by_more_than_a_block(load: list[int], world_s
 
 def test_bounds_stay_while_they_are_good() -> None:
     load = torch.tensor([100, 101, 99, 100] * 8) * UNIT
-    bounds = [0, 8, 16, 24, 32]
+    bounds = (0, 8, 16, 24, 32)
     assert rebalance(load, bounds) is bounds
 
 

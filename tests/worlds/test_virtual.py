@@ -1,13 +1,16 @@
 """Virtual workers run in lock-step; where they part ways, they say so instead of hanging."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from gradsieve import AllGather, AllReduce, AllToAll, Broadcast, Meter, VirtualWorld, WorkersDiverged
-from gradsieve.comm.collectives import Program, RoundedSum
+from gradsieve import Meter, VirtualWorld, WorkersDiverged
+from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Program
+from gradsieve.comm.rounded import rounded_sum
 
 
-def asks(*calls: AllReduce | AllGather | AllToAll | Broadcast) -> Program[list[object]]:
+def asks(*calls: Collective) -> Program[list[Any]]:
     replies = []
     for call in calls:
         replies.append((yield call))
@@ -82,7 +85,7 @@ def test_replies_are_not_shared() -> None:
         ([AllToAll("a", torch.zeros(2), [2], 0)], [AllToAll("a", torch.zeros(2), [2], 1)], r"into \[2\]"),
     ],
 )
-def test_divergence(one: list, other: list, words: str) -> None:  # type: ignore[type-arg]
+def test_divergence(one: list[Collective], other: list[Collective], words: str) -> None:
     with pytest.raises(WorkersDiverged, match=words):
         VirtualWorld(2).run([asks(*one), asks(*other)])
 
@@ -117,33 +120,33 @@ def pair(rank: int) -> list[int]:
     return [5 * (sender == rank ^ 1) for sender in range(4)]
 
 
+def asks_in_every_way(rank: int) -> Program[None]:
+    yield from asks(
+        AllReduce("values", torch.zeros(10)),
+        AllGather("indices", torch.zeros(rank, dtype=torch.int32)),
+        AllGather("known", torch.zeros(rank, dtype=torch.int32), [0, 1, 2, 3]),
+        Broadcast("plan", torch.zeros(3), 0),
+        AllToAll("each", torch.zeros(4 * rank), [rank] * 4, rank),
+        AllToAll("pairs", torch.zeros(5), pair(rank), rank, pair(rank)),
+    )
+    yield from rounded_sum("rounded", torch.zeros(10), torch.bfloat16, rank, 4)
+
+
 def test_meter_by_tag() -> None:
     meter = Meter(VirtualWorld(4))
     for _ in range(2):
-        meter.run(
-            [
-                asks(
-                    AllReduce("values", torch.zeros(10)),
-                    AllGather("indices", torch.zeros(rank, dtype=torch.int32)),
-                    AllGather("known", torch.zeros(rank, dtype=torch.int32), [0, 1, 2, 3]),
-                    Broadcast("plan", torch.zeros(3), 0),
-                    RoundedSum("rounded", torch.zeros(10), torch.bfloat16),
-                    AllToAll("each", torch.zeros(4 * rank), [rank] * 4, rank),
-                    AllToAll("pairs", torch.zeros(5), pair(rank), rank, pair(rank)),
-                )
-                for rank in range(4)
-            ]
-        )
+        meter.run([asks_in_every_way(rank) for rank in range(4)])
     for rank, ledger in enumerate(meter.ledgers):
         tags = ("values", "indices", "known", "plan", "rounded", "each", "pairs")
         values, indices, known, plan, rounded, each, pairs = (ledger.by_tag[tag] for tag in tags)
         assert (values.calls, values.handed_bytes, values.ring_bytes) == (2, 96, 144)  # 10 as 4 rows of 3
         assert (indices.calls, indices.handed_bytes, indices.ring_bytes) == (4, 2 * (8 + 4 * rank), 84)
         assert (known.calls, known.handed_bytes, known.ring_bytes) == (2, 2 * 4 * rank, 36)  # no padding
-        assert (rounded.calls, rounded.handed_bytes, rounded.ring_bytes) == (2, 48, 72)
+        # 10 as 4 rows of 3 to all, a sum of 3 back to all: two collectives that send what a ring would.
+        assert (rounded.calls, rounded.handed_bytes, rounded.ring_bytes) == (4, 2 * (24 + 6), 72)
         assert (plan.calls, plan.handed_bytes, plan.ring_bytes) == (2, 24, 18)
         # A worker tells lengths to all, as on a process group, and sends rows to others only.
         assert (each.calls, each.handed_bytes, each.ring_bytes) == (4, 2 * (32 + 16 * rank), 2 * (24 + 12 * rank))
         assert (pairs.calls, pairs.handed_bytes, pairs.ring_bytes) == (2, 40, 40)
-        assert ledger.total.calls == 18
+        assert ledger.total.calls == 20
         assert ledger.total.seconds > 0

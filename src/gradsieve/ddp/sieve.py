@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import nn
 
 from gradsieve import ops
-from gradsieve._check import BadInput, BadType, at_least
+from gradsieve._check import BadInput, at_least
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import Layout, checked, dense_parameters, describe
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
-from gradsieve.sparsifiers import Sparsifier, make_sparsifier
+from gradsieve.sparsifiers import Sparsifier, as_sparsifier
 from gradsieve.state import checkpoint
 from gradsieve.worlds import ProcessGroupWorld
 
@@ -51,10 +51,7 @@ def sparsify(
     """
     model = checked(getattr(ddp_model, "_orig_mod", ddp_model))
     at_least("check_every", check_every, 0)
-    if isinstance(sparsifier, str):
-        sparsifier = make_sparsifier(sparsifier, **options)
-    elif options:
-        raise BadType(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
+    sparsifier = as_sparsifier(sparsifier, options)
     world = ProcessGroupWorld(process_group or model.process_group)
     parameters = dense_parameters(model)
     reducer = SparseReducer(

@@ -20,9 +20,8 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from gradsieve._check import BadInput
 from gradsieve.ops import reference
-from gradsieve.ops.schema import BIN_SHIFT, BINS, low_bits, packed_parts
+from gradsieve.ops.schema import BIN_SHIFT, BINS
 
 _BLOCK = 64
 MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -52,7 +51,7 @@ def _trailing_zeros_code(typing_context: Any, word: Any) -> tuple[Any, Any]:
     return types.uint32(types.uint32), code
 
 
-_trailing_zeros: Any = intrinsic(_trailing_zeros_code)
+trailing_zeros: Any = intrinsic(_trailing_zeros_code)
 
 
 @kernel
@@ -75,7 +74,7 @@ def select(bits: Array, bar: np.int32, start: int, stop: int, out: Array, count:
                     verdict = np.uint32(np.int32(below - (block[first + j] & MAGNITUDE))) >> np.uint32(31)
                     word = np.uint32(word | np.uint32(np.uint32(verdict) << np.uint32(j)))
                 while word != 0:
-                    place = first + np.int64(_trailing_zeros(word))
+                    place = first + np.int64(trailing_zeros(word))
                     out[count] = position + place
                     count += (block[place] & MAGNITUDE) <= _INFINITY
                     word = np.uint32(word & np.uint32(word - np.uint32(1)))
@@ -160,48 +159,6 @@ def _scatter(out: Array, indices: Array, values: Array) -> bool:
             return False
         out[i] = values[j]
     return True
-
-
-@kernel
-def _pack(indices: Array, start: int, bits: int, low: Array, high: Array) -> None:
-    mask = np.uint64((1 << bits) - 1)
-    waiting, filled, written = np.uint64(0), 0, 0
-    for j in range(indices.size):
-        place = np.uint64(indices[j] - start)
-        waiting |= (place & mask) << np.uint64(filled)
-        filled += bits
-        while filled >= 8:
-            low[written] = np.uint8(waiting & np.uint64(0xFF))
-            waiting >>= np.uint64(8)
-            filled -= 8
-            written += 1
-        bit = np.int64(place >> np.uint64(bits)) + j
-        high[bit >> 3] |= np.uint8(1 << (bit & 7))
-    if filled > 0:
-        low[written] = np.uint8(waiting & np.uint64(0xFF))
-
-
-@kernel
-def _unpack(low: Array, high: Array, start: int, bits: int, out: Array) -> int:
-    """Fill `out`; returns how many positions the bitmap held, which is too many or too few if it is damaged."""
-    mask = np.uint64((1 << bits) - 1)
-    waiting, filled, read, count = np.uint64(0), 0, 0, 0
-    for i in range(high.size):
-        byte = np.uint32(high[i])
-        while byte != 0:
-            if count == out.size:
-                return count + 1
-            while filled < bits:
-                waiting |= np.uint64(low[read]) << np.uint64(filled)
-                filled += 8
-                read += 1
-            top = np.int64(i * 8) + np.int64(_trailing_zeros(byte)) - count
-            out[count] = start + (top << bits) + np.int64(waiting & mask)
-            waiting >>= np.uint64(bits)
-            filled -= bits
-            count += 1
-            byte = np.uint32(byte & np.uint32(byte - np.uint32(1)))
-    return count
 
 
 def as_array(x: Tensor) -> Array:
@@ -315,21 +272,6 @@ def _outside(indices: Tensor, x: Tensor) -> int:
     return int(indices[(indices < 0) | (indices >= x.numel())][0])
 
 
-def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
-    low, high = (np.zeros(length, np.uint8) for length in packed_parts(len(indices), stop - start))
-    _pack(as_array(indices), start, low_bits(len(indices), stop - start), low, high)
-    return torch.from_numpy(np.concatenate([low, high]))
-
-
-def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
-    cut, _ = packed_parts(count, stop - start)
-    out, message = np.empty(count, np.int64), as_array(packed)
-    found = _unpack(message[:cut], message[cut:], start, low_bits(count, stop - start), out)
-    if found != count:
-        raise BadInput(f"packed must hold {count} positions, got {'fewer' if found < count else 'more'}")
-    return torch.from_numpy(out)
-
-
 @functools.cache
 def warm_up() -> None:
     """Call every kernel once: Numba compiles it on a machine's first call, and loads it on a process's first."""
@@ -339,4 +281,3 @@ def warm_up() -> None:
     log_histogram(x, 0, len(x))
     all_finite(x)
     scatter_update_(x, indices, gather_clear_(x, indices))
-    unpack_sorted(pack_sorted(indices, 0, len(x)), len(indices), 0, len(x))

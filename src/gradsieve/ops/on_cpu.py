@@ -10,7 +10,9 @@ from gradsieve.ops.schema import LIBRARY, SCHEMAS
 ELSEWHERE = {  # than in cpu
     "drift_select": "cpu_drift",
     "gather_pieces": "cpu_pieces",
+    "pack_sorted": "cpu_pack",
     "scatter_pieces_": "cpu_pieces",
+    "unpack_sorted": "cpu_pack",
 }
 MODULES = {"cpu", *ELSEWHERE.values()}
 

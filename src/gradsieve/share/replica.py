@@ -23,7 +23,7 @@ from gradsieve.share.auto import AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.rounds import Agreed, NotFinite, exchange
 from gradsieve.share.weights import Weights, describe
-from gradsieve.sparsifiers import Shape, Sparsifier, name_of
+from gradsieve.sparsifiers import Shape, Sparsifier, name_of, options_by_name
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.state.handshake import handshake
 from gradsieve.states import State, check_identity
@@ -218,11 +218,9 @@ class Replica:
         return fresh
 
     def _settings(self, step: Step) -> dict[str, Any]:
-        name = name_of(self.sparsifier)
         return {
             "gradsieve": __version__,
-            "sparsifier": name,
-            **{f"{name}.{option}": value for option, value in self.sparsifier.options().items()},
+            **options_by_name(self.sparsifier),
             "density": self.schedule.at(self.steps),
             "every": self.every,
             "dense_steps": self.dense_steps,

@@ -1,113 +1,31 @@
-"""One line for any model and optimizer: `share(model, optimizer, "exdyna", density=1e-3)`.
+"""What stands between a model and its optimizer: rounds after steps, the agreed weights, checkpoints.
 
 Every worker trains its own replica. After an optimizer step, the workers average the weights that drifted farthest
 from the value they last agreed on. Gradients do not travel.
 """
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradsieve import ops
-from gradsieve._check import BadInput, BadType, at_least, one_of
-from gradsieve.density import Density, Schedule, as_density
-from gradsieve.share.auto import HIDDEN, SHOWN, Auto, AutoDensity
+from gradsieve._check import BadInput
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
 from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
-from gradsieve.share.parameters import advice, parameter_counts, second_moments, shared_parameters
+from gradsieve.share.parameters import parameter_counts
 from gradsieve.share.replica import Replica, ShareReport
 from gradsieve.share.weights import local
-from gradsieve.sparsifiers import Sparsifier, make_sparsifier
 from gradsieve.state import checkpoint
 from gradsieve.state.replicas import check_replicas
 from gradsieve.worlds import ProcessGroupWorld
 
 BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
-
-
-def share(
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    sparsifier: str | Sparsifier[Any] = "exdyna",
-    density: float | str | Auto | Schedule | Density = 1e-3,
-    *,
-    every: int = 1,
-    delay: int = 0,
-    dense_steps: int = 0,
-    values: str = "fp32",
-    process_group: dist.ProcessGroup | None = None,
-    check_every: int = 0,
-    scaler: Any = None,
-    judge: str = "auto",
-    on_nonfinite: str = "raise",
-    measure: bool = False,
-    **options: Any,
-) -> "ShareSieve":
-    """Average the weights that drifted apart, after every optimizer step; returns the sieve that does it.
-
-    All workers start from rank 0's weights. The parameters shared are those of the optimizer that are not frozen.
-
-    Args:
-        model: any module; a `DistributedDataParallel` inside a node, FSDP2's DTensors and compiled ones too.
-        optimizer: any optimizer, or a list of them; the last one's steps are counted.
-        sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
-        density: the fraction of the weights to average in a round, in (0, 1], or a function of the step; or "auto",
-            or `Auto(at_least, at_most)`: as much as travels in 80 % of the time of the next forward and backward
-            pass (delay=1), or in 20 % more time (delay=0).
-        every: completed optimizer steps from one round to the next.
-        delay: 0, or 1 to exchange beside the next forward and backward pass and apply after the next step.
-        dense_steps: number of initial steps in which gradients are averaged, as plain DDP does.
-        values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out stays in the drift.
-        process_group: the group to exchange over; by default all processes.
-        check_every: rounds between comparisons of all workers' agreed weights; 0 is never.
-        scaler: the `GradScaler`, if one is used: a rank whose step it skips must still take part.
-        judge: how entries are chosen by exdyna and micro: by their "drift", or by "curvature", the drift times the
-            fourth root of the second moment that Adam and its like keep; "auto" is curvature where all have one.
-        on_nonfinite: "raise" an error on all ranks if weights of one are not finite, or "restore" that rank.
-        measure: whether reports contain the drift's norm, which costs a pass over the weights.
-    """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
-        raise BadType(f"optimizer must be a torch optimizer or a list of them, got {optimizer!r}")
-    if not isinstance(model, nn.Module):
-        raise BadType(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    at_least("check_every", check_every, 0)
-    if isinstance(sparsifier, str):
-        sparsifier = make_sparsifier(sparsifier, **options)
-    elif options:
-        raise BadType(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
-    if scaler is not None and dense_steps:
-        fused = any(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers)
-        if fused or len(optimizers) > 1:
-            kind = "a fused optimizer" if fused else "several optimizers"
-            raise BadInput(f"dense_steps must be 0 with a scaler and {kind}, got {dense_steps}")
-    world = ProcessGroupWorld(process_group)
-    replica = Replica(
-        shared_parameters(model, optimizers),
-        sparsifier,
-        _schedule(density, delay),
-        rank=world.rank,
-        world_size=world.size,
-        every=every,
-        dense_steps=dense_steps,
-        values=values,
-        measure=measure,
-        second=second_moments(optimizers, judge, sparsifier),
-        on_nonfinite=on_nonfinite,
-    )
-    ops.warm_up()
-    if world.rank == 0 and (words := advice(optimizers, world.size)):
-        warnings.warn(words, stacklevel=2)
-    return ShareSieve(model, optimizers, replica, world, delay=delay, check_every=check_every, scaler=scaler)
 
 
 class ShareSieve:
@@ -301,12 +219,3 @@ class ShareSieve:
             return result
 
         scaler.step = watched
-
-
-def _schedule(density: float | str | Auto | Schedule | Density, delay: int) -> Density | AutoDensity:
-    if isinstance(density, str):
-        one_of("density", density, ["auto"])
-        density = Auto()
-    if isinstance(density, Auto):
-        return AutoDensity(density, HIDDEN if delay else SHOWN)
-    return as_density(density)

@@ -1,9 +1,10 @@
 """Every sparsifier by its name. A new one is a file here and a line in `SPARSIFIERS`: see CONTRIBUTING.md."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, cast
 
-from gradsieve._check import one_of
+from gradsieve._check import BadType, one_of
 from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.sparsifiers.accordion import Accordion
 from gradsieve.sparsifiers.base import Shape, Sparsifier, Window
@@ -63,6 +64,21 @@ def name_of(sparsifier: Sparsifier[Any]) -> str:
     return next(names, type(sparsifier).__name__)
 
 
+def as_sparsifier(sparsifier: str | Sparsifier[Any], options: Mapping[str, Any]) -> Sparsifier[Any]:
+    """The sparsifier itself, or the one of this name with these options."""
+    if isinstance(sparsifier, str):
+        return make_sparsifier(sparsifier, **options)
+    if options:
+        raise BadType(f"options must come with a sparsifier's name, got {sorted(options)} beside {sparsifier!r}")
+    return sparsifier
+
+
+def options_by_name(sparsifier: Sparsifier[Any]) -> dict[str, Any]:
+    """Its name and all its options, to be compared between workers."""
+    name = name_of(sparsifier)
+    return {"sparsifier": name, **{f"{name}.{option}": value for option, value in sparsifier.options().items()}}
+
+
 __all__ = [
     "SPARSIFIERS",
     "Selection",
@@ -71,6 +87,8 @@ __all__ = [
     "Sparsifier",
     "Step",
     "Window",
+    "as_sparsifier",
     "make_sparsifier",
     "name_of",
+    "options_by_name",
 ]

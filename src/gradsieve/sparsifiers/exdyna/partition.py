@@ -45,10 +45,8 @@ def even_bounds(blocks: int, world_size: int) -> tuple[int, ...]:
 
 
 def learn(load: Tensor, counts: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The load of every block after a step in which `counts` elements of it were selected; and the step in groups.
-
-    last: the groups of the step before.
-    """
+    """The load of every block after a step that selected `counts` elements of it; and the step in groups, of which
+    `last` are those of the step before."""
     seen = counts * UNIT
     now = grouped(seen)
     if not load.any():
@@ -70,18 +68,14 @@ def grouped(blocks: Tensor) -> Tensor:
 
 
 def rebalance(load: Tensor, bounds: tuple[int, ...]) -> tuple[int, ...]:
-    """Bounds under which all partitions have nearly the same load; the old ones while they are good enough.
-
-    All bounds are found at once, from the running sum of the loads, so a heavy partition's surplus reaches a
-    light one wherever that is.
-    """
+    """Bounds under which all partitions have nearly the same load; the old ones while they are good enough."""
     blocks, parts = len(load), len(bounds) - 1
     total = int(load.sum())
     if total == 0 or parts > blocks:
         return bounds
     # Blocks in which nothing was selected are spread too: somebody has to read them.
     weight = load * 64 + max(1, total // blocks)
-    before = _running_sum(weight)
+    before = _running_sum(weight)  # from it all bounds are found at once, wherever surplus and gaps are
     whole = int(before[-1])
     heaviest = int(before[list(bounds)].diff().max())
     if heaviest * parts <= TOLERANCE * whole:
@@ -100,8 +94,7 @@ def _running_sum(blocks: Tensor) -> Tensor:
 
 def _at_least_one_block(bounds: list[int]) -> tuple[int, ...]:
     """Push bounds apart where a single block is heavier than a whole share."""
-    last = len(bounds) - 1
-    blocks = bounds[last]
+    last, blocks = len(bounds) - 1, bounds[-1]
     for i in range(1, last):
         bounds[i] = min(max(bounds[i], bounds[i - 1] + 1), blocks - (last - i))
     return tuple(bounds)

@@ -14,7 +14,8 @@ from gradsieve.comm.collectives import Program
 from gradsieve.comm.step import Selection, Sent, Span, Step
 from gradsieve.sparsifiers.base import S, Shape, Sparsifier, Window
 from gradsieve.sparsifiers.exdyna import partition
-from gradsieve.sparsifiers.exdyna.threshold import InVector, Look, ThresholdState, choose, cut_of
+from gradsieve.sparsifiers.exdyna.threshold import ThresholdState, choose, cut_of
+from gradsieve.sparsifiers.look import InVector, Look
 from gradsieve.states import State, shared
 
 BLOCKS = 4096  # a hot layer of a tenth of the model is still cut into 400
@@ -81,15 +82,12 @@ class ExDyna(Exclusive[ExDynaState]):
         at_least("blocks", self.blocks, 1)
 
     def init(self, shape: Shape) -> ExDynaState:
-        blocks = partition.make_blocks(shape.n, self.blocks, shape.world_size)
-        load = torch.zeros(blocks.count, dtype=torch.int64)
-        bounds = partition.even_bounds(blocks.count, shape.world_size)
+        count = partition.make_blocks(shape.n, self.blocks, shape.world_size).count
+        load, bounds = torch.zeros(count, dtype=torch.int64), partition.even_bounds(count, shape.world_size)
         return ExDynaState(ThresholdState(), bounds, load, partition.grouped(load))
 
     def partitions(self, state: ExDynaState, step: Step) -> list[Span]:
-        blocks = self._blocks(step)
-        edges = [blocks.start(block) for block in state.bounds]
-        return list(pairwise(edges))
+        return list(pairwise(map(self._blocks(step).start, state.bounds)))
 
     def threshold_state(self, state: ExDynaState) -> ThresholdState:
         return state.threshold

@@ -1,18 +1,13 @@
 """A threshold that all workers share, found in every step, so that exactly as many elements are sent as asked.
 
-While the gradient is accumulated, each worker notes its *candidates*: what lies above the *cut*, a level somewhat
-below the last threshold. The workers exchange small histograms of their candidates, from which each of them reads
-the same threshold and how many elements every worker sends. The histograms take the place of the round in which
-workers would exchange their counts, so this costs no further collective, no lag and no tuning.
-
-A histogram says itself where it begins. So a worker that finds too few candidates looks below the cut on its own;
-and as each contributes its share, k divided by the workers, all together have k, whatever gradients do.
+Workers exchange small histograms of their *candidates*: what lies above the *cut*, somewhat below the last
+threshold. A histogram says itself where it begins, so a worker with too few candidates looks below the cut on its
+own; and as each contributes its share, k divided by the workers, all together have k, whatever gradients do.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +18,7 @@ from gradsieve.comm.step import Selection, Span, Step
 from gradsieve.density.base import Quota
 from gradsieve.sparsifiers.base import largest
 from gradsieve.sparsifiers.exdyna.histogram import Histograms, gather, narrowest, row
+from gradsieve.sparsifiers.look import Look
 from gradsieve.states import State, shared
 
 BINS = 128  # of a histogram, from the cut upwards: four octaves
@@ -44,36 +40,6 @@ class ThresholdState(State):
     warm_up: int = shared(WITHOUT_CUT)  # steps without a cut that are left
 
 
-class Look(Protocol):
-    """What a worker can see of a vector: the part in which it picks."""
-
-    def histogram(self) -> Tensor:
-        """`ops.log_histogram` of that part."""
-
-    def above(self, threshold: float) -> Tensor:
-        """The sorted positions in that part of magnitudes from the threshold on."""
-
-    def at(self, positions: Tensor) -> Tensor:
-        """The elements at positions that `above` has returned."""
-
-
-@dataclass(frozen=True)
-class InVector:
-    """A part of a vector that is there."""
-
-    vector: Tensor
-    span: Span
-
-    def histogram(self) -> Tensor:
-        return ops.log_histogram(self.vector, *self.span)
-
-    def above(self, threshold: float) -> Tensor:
-        return ops.select_above(self.vector, threshold, *self.span)
-
-    def at(self, positions: Tensor) -> Tensor:
-        return self.vector[positions]
-
-
 def cut_of(state: ThresholdState, step: Step) -> float:
     """What the accumulating pass looks for; infinite where there is no cut."""
     if state.cut is None:
@@ -88,10 +54,8 @@ def choose(
 
     The `plan` of the selection is the state after this step.
     """
-    quota, kind = (
-        step.quota,
-        narrowest(step.k),
-    )  # a burst beyond what a bin can say is sent in the steps that follow
+    quota = step.quota
+    kind = narrowest(step.k)  # a burst beyond what a bin can say is sent in the steps that follow
     own = _own_histogram(state, look, hits, step)
     message = row(own.counts, own.start, own.deepest, WIDE if state.cut is None else BINS, kind).to(hits.device)
     seen, energy = yield from gather(message, quota.energy, kind, step)
@@ -128,9 +92,8 @@ def _own_histogram(state: ThresholdState, look: Look, hits: Tensor, step: Step) 
 
 
 def _floor(state: ThresholdState, quota: Quota) -> int:
-    """Below this bin nothing needs to be told apart: two octaves below the last threshold, or three below a level
-    that must be seen, which moves slowly. It is the same for all workers, so none of them has large elements in an
-    open bin that others' histograms reach beyond."""
+    """Below this bin, the same for all workers, nothing needs to be told apart: two octaves below the last
+    threshold, or three below a level that must be seen, which moves slowly."""
     if quota.level == math.inf:
         return ops.bin_of(state.last or 0.0) - BINS // 2
     return ops.bin_of(quota.level) - 3 * BINS // 4

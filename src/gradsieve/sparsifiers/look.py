@@ -1,0 +1,39 @@
+"""The part of a vector in which a worker looks for what to send, whether the vector is there or only computed."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.comm.step import Span
+
+
+class Look(Protocol):
+    """What a worker can see of a vector: the part in which it picks."""
+
+    def histogram(self) -> Tensor:
+        """`ops.log_histogram` of that part."""
+
+    def above(self, threshold: float) -> Tensor:
+        """The sorted positions in that part of magnitudes from the threshold on."""
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The elements at positions that `above` has returned."""
+
+
+@dataclass(frozen=True)
+class InVector:
+    """A part of a vector that is there."""
+
+    vector: Tensor
+    span: Span
+
+    def histogram(self) -> Tensor:
+        return ops.log_histogram(self.vector, *self.span)
+
+    def above(self, threshold: float) -> Tensor:
+        return ops.select_above(self.vector, threshold, *self.span)
+
+    def at(self, positions: Tensor) -> Tensor:
+        return self.vector[positions]
