@@ -10,7 +10,7 @@ from studies.reproduce.shelf import Shelf
 
 from gradsieve_lab.runs.running import Stop
 
-FIXED = "exdyna:spend=fixed:threshold=0.1"
+FIXED = "fixed_exdyna:threshold=0.1"
 TRAINED = Trained(total_error=10.0, residual_norm=1.0, metric=0.9, density_off=0.0, imbalance=1.1)
 GOOD = Measured(
     rotation={("alike", WHOLE): TRAINED, ("alike", STILL): replace(TRAINED, total_error=11.0)},

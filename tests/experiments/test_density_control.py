@@ -23,7 +23,7 @@ from studies.reproduce.density_control import (
 )
 from studies.reproduce.shelf import Shelf
 
-from gradsieve.sparsifiers import _spending
+from gradsieve.density import budget
 from gradsieve_lab.runs.methods import DENSE
 from gradsieve_lab.runs.running import Stop
 from gradsieve_lab.tasks.base import Metric
@@ -150,12 +150,12 @@ def test_other_constants_of_the_rule_are_judged_by_the_same_criteria(
     monkeypatch.delenv("GRADSIEVE_DATA", raising=False)
     monkeypatch.setattr(density_control, "FULL", density_control.FULL)  # so that it is put back
     monkeypatch.setitem(CASES, "ncf", replace(CASES["ncf"], width=0.25))
-    monkeypatch.setattr(_spending, "LATE_RISE", _spending.LATE_RISE)
+    monkeypatch.setattr(budget, "RISE", budget.RISE)
     script = load("benchmarks/spending.py")
     options = ["--case", "ncf", "--seeds", "1", "--steps", "120", "--out", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", ["spending.py", *options, "LATE_RISE=0.01"])
+    monkeypatch.setattr("sys.argv", ["spending.py", *options, "RISE=0.01"])
     script.main()
-    assert _spending.LATE_RISE == 0.01
+    assert budget.RISE == 0.01
     error, metric = capsys.readouterr().out.splitlines()
     assert error.startswith("ncf: total error of budget at most 1x steady's: ")
     assert metric.startswith("ncf: hit rate@10 with budget not worse: ")
@@ -163,13 +163,13 @@ def test_other_constants_of_the_rule_are_judged_by_the_same_criteria(
     assert not [run for run in (tmp_path / "runs").iterdir() if "budget" in run.name], "it must be made anew"
 
 
-RULE = f"constant must be NAME=NUMBER with a name of {_spending.__name__}, got "
+RULE = f"constant must be NAME=NUMBER with a name of {budget.__name__}, got "
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        *((constant, RULE + constant) for constant in ("HASTE", "HASTE=much", "UNKNOWN=3", "NOBODY=1")),
+        *((constant, RULE + constant) for constant in ("RISE", "RISE=much", "UNKNOWN=3", "NOBODY=1")),
         ("--seeds=0", "seeds must be at least 1, got 0"),
         ("--steps=0", "steps must be at least 1, got 0"),
     ],

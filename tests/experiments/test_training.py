@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gradsieve.sparsifiers import _spending
+from gradsieve import density
 from gradsieve_lab.runs.methods import parse_method
 from gradsieve_lab.runs.records import NAME, Run
 from gradsieve_lab.runs.running import Stop, run
@@ -188,7 +188,7 @@ def test_tensorboard(tmp_path: Path) -> None:
 def test_a_budget_is_for_the_run_also_when_that_becomes_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_spending, "HEAD_START", 0.8)  # so that some of this little run is taken for a surge
+    monkeypatch.setattr(density.budget, "HEAD_START", 0.8)  # so that some of this little run is taken for a surge
     budget = replace(TINY, steps=110).with_method(parse_method("exdyna:spend=budget", 0.05))
     first = train(budget, tmp_path / "run")
     assert sum(line["union"] for line in first.steps) == pytest.approx(110 * first.steps[0]["k"], rel=0.02)

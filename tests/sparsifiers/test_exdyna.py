@@ -1,11 +1,13 @@
-"""ExDyna: parity with the released rules, and what the default does better."""
+"""ExDyna: parity of the studies' form with the released rules, and what the library's does better."""
 
 import math
 
 import pytest
 import torch
+from studies.sparsifiers.released import ReleasedState
 from torch import Tensor
 
+from gradsieve.sparsifiers.exdyna.sparsifier import ExDynaState
 from helpers import EVENTFUL_STEPS, Group, eventful, gradients
 
 N, WORLD, DENSITY = 40_000, 4, 0.005
@@ -91,24 +93,24 @@ def uneven(step: int, n: int = N, world_size: int = WORLD) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("world_size", [2, 7, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 4))])
-def test_compat_equals_the_released_rules_over_300_steps(world_size: int) -> None:
-    group, literal = Group("exdyna", DENSITY, world_size, compat="release"), Faster(N, world_size, DENSITY)
+def test_released_exdyna_equals_the_released_rules_over_300_steps(world_size: int) -> None:
+    group, literal = Group("released_exdyna", DENSITY, world_size), Faster(N, world_size, DENSITY)
     moved = False
     for step in range(300):
         grads = uneven(step, world_size=world_size)
         update, expected = group.step(grads)[0], literal.step(grads)
-        sparsifier = group.reducers[0].sparsifier
+        state = group.reducers[0].states.sparsifier
+        assert isinstance(state, ReleasedState)
         assert group.reports[0].counts == literal.counts, f"counts at step {step}"
         assert torch.equal(update, expected), f"update at step {step}"
         assert group.reports[0].threshold == literal.threshold, f"threshold at step {step}"
-        sizes = torch.tensor(sparsifier.bounds).diff().tolist()  # type: ignore[attr-defined]
-        threshold = sparsifier.threshold_state[0]  # type: ignore[attr-defined]
+        sizes = torch.tensor(state.bounds).diff().tolist()
         literal_next = Faster.__new__(Faster)
         literal_next.__dict__.update({**vars(literal), "sizes": list(literal.sizes)})
         literal_next.allocate()
         literal_next.scale()
         assert sizes == literal_next.sizes, f"block table after step {step}"
-        assert threshold == literal_next.threshold, f"threshold after step {step}"
+        assert state.threshold == literal_next.threshold, f"threshold after step {step}"
         moved = moved or sizes != Faster(N, world_size, DENSITY).sizes
     assert moved, "the test must move blocks to mean something"
 
@@ -125,8 +127,8 @@ def test_faster_transcription_equals_the_plain_one() -> None:
     ("n", "world_size", "words"),
     [(32_767, 4, "needs n >= 32768"), (40_000, 1, "2 <= world_size <= 256, got 1"), (40_000, 300, "got 300")],
 )
-def test_compat_says_where_the_released_code_fails(n: int, world_size: int, words: str) -> None:
-    group = Group("exdyna", DENSITY, world_size, compat="release")
+def test_released_exdyna_says_where_the_released_code_fails(n: int, world_size: int, words: str) -> None:
+    group = Group("released_exdyna", DENSITY, world_size)
     with pytest.raises(ValueError, match=words):
         group.step([torch.zeros(n)] * world_size)
 
@@ -183,7 +185,7 @@ def test_balance_follows_a_hot_layer_that_moves(world_size: int) -> None:
     n, group, found, changes = 400_000, Group("exdyna", 0.1, world_size), [], 0
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(n + 50_000, generator=generator)
-    bounds: list[int] = []
+    bounds: tuple[int, ...] = ()
     for step in range(180):
         first = (step // 60 * 3 + 2) % 10 * n // 10
         grads = []
@@ -193,6 +195,8 @@ def test_balance_follows_a_hot_layer_that_moves(world_size: int) -> None:
         group.step(grads)
         if step % 60 >= 20:
             found.append(group.reports[0].imbalance)
-        changes += bounds != (bounds := group.reducers[0].sparsifier.bounds)  # type: ignore[attr-defined]
+        state = group.reducers[0].states.sparsifier
+        assert isinstance(state, ExDynaState)
+        changes += bounds != (bounds := state.bounds)
     assert max(found) < (1.10 if world_size < 16 else 1.15)
     assert changes < 60

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from studies.sparsifiers.released import ReleasedBlocks, released_bounds, released_rebalance
 
 from gradsieve.sparsifiers.exdyna.partition import (
     UNIT,
@@ -17,7 +18,6 @@ from gradsieve.sparsifiers.exdyna.partition import (
     moved,
     rebalance,
 )
-from studies.sparsifiers.released import ReleasedBlocks, released_bounds, released_rebalance
 
 
 def check_tiling(blocks: Blocks | ReleasedBlocks, bounds: tuple[int, ...]) -> None:

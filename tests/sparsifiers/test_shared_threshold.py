@@ -1,18 +1,48 @@
 """The shared threshold: everybody judges everything, and their picks are k positions, within 5 %, in every step."""
 
+import math
 from typing import Any
 
 import pytest
+import studies.sparsifiers  # noqa: F401  # the oracle
 import torch
 from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.comm.step import Step
-from gradsieve.sparsifiers.shared_threshold import Overlap, largest_beside, most_voted
+from gradsieve.density.base import Decision, Exactly, Magnitudes
+from gradsieve.sparsifiers.exdyna.histogram import Histograms, row
+from gradsieve.sparsifiers.exdyna.threshold import BINS, ThresholdState
+from gradsieve.sparsifiers.shared_threshold import (
+    Overlapping,
+    PicksDecision,
+    SharedThresholdState,
+    _asked,
+    _learned,
+    largest_beside,
+    most_voted,
+)
+from gradsieve.states import State
 from helpers import EVENTFUL_STEPS, Group, assert_same, eventful, gradients
 
 NAME = "shared_threshold"
 N, K = 20_000, 200
+
+
+def learned(group: Group) -> SharedThresholdState:
+    state = group.reducers[0].states.sparsifier
+    assert isinstance(state, SharedThresholdState)
+    return state
+
+
+def picks(state: SharedThresholdState, step: Step) -> int:
+    """How many picks of all workers together are asked for."""
+    return _asked(state, step).quota.expected
+
+
+def histogram(values: Tensor) -> Histograms:
+    start = ops.bin_of(0.1)
+    return Histograms(row(ops.log_histogram(values), start, start, BINS)[None])
 
 
 def at(index: int, k: int = K, world_size: int = 4) -> Step:
@@ -30,7 +60,7 @@ def test_union_is_k_in_every_step(world_size: int, values: str) -> None:
         else:
             group.step(grads)
         assert 0.95 * K <= group.reports[0].union <= K, f"step {step}"
-        assert len({reducer.sparsifier.fingerprint() for reducer in group.reducers}) == 1
+        assert len({reducer.states.sparsifier.fingerprint() for reducer in group.reducers}) == 1
 
 
 @pytest.mark.parametrize("factor", [1e-6, 0.1, 10.0, 1e6])
@@ -142,17 +172,34 @@ def test_largest_beside_leaves_out_what_is_known_and_zeros() -> None:
 
 
 def test_overlap_asks_for_enough_picks() -> None:
-    overlap = Overlap()
-    assert K < overlap.wanted(at(0)) < 1.1 * K
-    overlap.learn(2 * K, K)
-    assert overlap.wanted(at(1)) >= 2 * 2 * K  # it doubled: so it may again
+    state = SharedThresholdState(ThresholdState())
+    assert K < picks(state, at(0)) < 1.1 * K
+    state = _learned(state, 2 * K, K)
+    assert (state.overlap, state.swing) == (2.0, math.log(2))
+    assert picks(state, at(1)) >= 2 * 2 * K  # it doubled: so it may again
     for _ in range(100):
-        overlap.learn(2 * K, K)
-    assert 2 * K < overlap.wanted(at(1)) < 2.1 * K
-    assert overlap.wanted(at(1, world_size=1)) == K  # one worker cannot pick a position twice
-    before = list(overlap.state)
-    overlap.learn(0, 0)
-    assert overlap.state == before
+        state = _learned(state, 2 * K, K)
+    assert 2 * K < picks(state, at(1)) < 2.1 * K
+    assert picks(state, at(1, world_size=1)) == K  # one worker cannot pick a position twice
+    assert _learned(state, 0, 0) is state
+
+
+def test_a_quota_in_picks_decides_in_positions() -> None:
+    """What asks for positions sees counts of positions, and its decision is turned into picks."""
+    quota = Overlapping(Exactly(K), picks_per_position=2.5, workers=4)
+    decided = quota.decide(histogram(torch.ones(10)), None)
+    assert isinstance(decided, PicksDecision)
+    assert (decided.positions.count, decided.count) == (K, 500)
+    assert Overlapping(Exactly(K), picks_per_position=9.0, workers=4).expected == 4 * K
+
+    class Curious(Exactly):
+        def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
+            assert seen.level_of(4) == seen.level_of(2) == 1.0
+            assert seen.level_of(5) == 0.5
+            return Decision(seen.above(1.0), State())
+
+    seen = histogram(torch.cat([torch.ones(10), torch.full((10,), 0.5)]))
+    assert Overlapping(Curious(K), 2.5, 4).decide(seen, None).count == 10
 
 
 def test_state_goes_on_and_fits_another_world_size() -> None:
@@ -164,10 +211,14 @@ def test_state_goes_on_and_fits_another_world_size() -> None:
     for step in range(12, 20):
         assert torch.equal(group.step(eventful(N, 4, step))[0], other.step(eventful(N, 4, step))[0])
     assert_same(group.states()[0], other.states()[0])
-    sparsifier = group.reducers[0].sparsifier
-    state = sparsifier.state_dict()
-    assert state["spending_state"] != Overlap().state
-    assert sparsifier.fitting(state) == {**state, "spending_state": Overlap().state}
+    before, larger = learned(group), Group(NAME, K / N, 5)
+    assert before.overlap > 1
+    assert before.swing > 0
+    for rank, reducer in enumerate(larger.reducers):
+        reducer.load_state_dict({**group.states()[0], "rank": rank, "world_size": 5}, resized=True)
+    assert learned(larger) == SharedThresholdState(before.threshold)
+    larger.step_lawfully(eventful(N, 5, 20))
+    assert 0.95 * K <= larger.reports[0].union <= K
 
 
 def test_candidates_come_from_the_accumulating_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import ops
-from gradsieve.sparsifiers.exdyna.histogram import Table, narrowest, row
+from gradsieve.density.base import Exactly
+from gradsieve.sparsifiers.exdyna.histogram import Histograms, narrowest, row
 from gradsieve.sparsifiers.exdyna.threshold import BINS, WIDE, _begin, enough, next_cut
 from helpers import Group, gradients
 
@@ -16,8 +17,8 @@ WIDTH = 16
 rows = st.tuples(st.integers(1, 60), st.lists(st.integers(0, 50), min_size=WIDTH, max_size=WIDTH))
 
 
-def table_of(counts: torch.Tensor, start: int = 4_000) -> Table:
-    return Table(message(start, counts)[None])
+def table_of(counts: torch.Tensor, start: int = 4_000) -> Histograms:
+    return Histograms(message(start, counts)[None])
 
 
 def message(start: int, counts: torch.Tensor) -> torch.Tensor:
@@ -29,12 +30,13 @@ def message(start: int, counts: torch.Tensor) -> torch.Tensor:
 @settings(max_examples=100, deadline=None)
 @given(messages=st.lists(rows, min_size=1, max_size=8), count=st.integers(1, 5_000))
 def test_shares_add_up(messages: list[tuple[int, list[int]]], count: int) -> None:
-    table = Table(torch.stack([message(start, torch.tensor(counts)) for start, counts in messages]))
+    table = Histograms(torch.stack([message(start, torch.tensor(counts)) for start, counts in messages]))
     bin = table.bin_with(count)
     shares = table.shares(bin, count)
     assert sum(shares) == min(count, table.total)
-    assert table.above(bin) >= min(count, table.total)
-    assert table.above(bin + 1) < count
+    assert table.above(table.edge(bin)) >= min(count, table.total)
+    assert table.above(table.edge(bin + 1)) < count
+    assert table.level_of(count) == table.edge(bin)
     for (start, counts), share in zip(messages, shares, strict=True):
         first = max(table.first + bin - start, 0)
         behind = max(table.first + bin + 1 - start, 0)
@@ -44,10 +46,15 @@ def test_shares_add_up(messages: list[tuple[int, list[int]]], count: int) -> Non
 def test_a_row_tells_how_many_an_edge_lets_through() -> None:
     x = torch.randn(50_000, generator=torch.Generator().manual_seed(0))
     start = ops.bin_of(0.7)
-    table = Table(row(ops.log_histogram(x), start, start, BINS)[None])
+    table = Histograms(row(ops.log_histogram(x), start, start, BINS)[None])
     for bin in (0, 1, 50, BINS - 1):
-        assert table.above(bin) == int((x.abs() >= table.edge(bin)).sum())
-    short = Table(row(ops.log_histogram(x), start, start, 8)[None])
+        assert table.above(table.edge(bin)) == int((x.abs() >= table.edge(bin)).sum())
+    assert (
+        table.above(1.01) == int((x.abs() >= ops.bin_edge(ops.bin_of(1.01))).sum()) > int((x.abs() >= 1.01).sum())
+    )
+    assert table.above(1e-3) == table.total < len(x)  # below the first bin nothing was counted
+    assert table.above(1e3) == table.above(math.inf) == 0
+    short = Histograms(row(ops.log_histogram(x), start, start, 8)[None])
     assert short.total == table.total  # the last bin has no upper end
 
 
@@ -56,7 +63,7 @@ def test_a_row_tells_how_many_an_edge_lets_through() -> None:
 def test_narrow_bins_still_tell_of_enough(size: int, count: int) -> None:
     """Equal values fill one bin beyond its type: all that is asked for is still found."""
     kind = narrowest(count)
-    table = Table(row(ops.log_histogram(torch.ones(size)), 4_000, 4_000, BINS, kind)[None], kind)
+    table = Histograms(row(ops.log_histogram(torch.ones(size)), 4_000, 4_000, BINS, kind)[None], kind)
     assert min(table.total, count) == min(size, count)
 
 
@@ -119,18 +126,18 @@ def test_parts_of_crumbs_do_not_hide_what_matters(wide: bool) -> None:
     values = torch.cat([torch.full((600,), 1e-30), torch.linspace(0.5, 1.5, 8), torch.zeros(100)])
     seen = ops.log_histogram(values)
     floor = ops.bin_of(0.125)
-    start, deepest = _begin(seen, 80, 4, floor, math.inf, wide)
-    table = Table(row(seen, start, deepest, WIDE if wide else BINS)[None])
-    assert table.above(table.bin_of(0.5)) == 8
+    start, deepest = _begin(seen, Exactly(80), 4, floor, wide)
+    table = Histograms(row(seen, start, deepest, WIDE if wide else BINS)[None])
+    assert table.above(0.5) == 8
     assert table.total == 608
-    assert table.above(table.bin_of(0.75)) == int((values >= 0.75).sum())
-    assert _begin(ops.log_histogram(torch.zeros(9)), 80, 4, floor, math.inf, wide) == (1, 1)
+    assert table.above(0.75) == int((values >= 0.75).sum())
+    assert _begin(ops.log_histogram(torch.zeros(9)), Exactly(80), 4, floor, wide) == (1, 1)
 
 
 def test_few_crumbs_do_not_move_the_histogram() -> None:
     """Fewer elements than a share, some of them tiny: the histogram begins where the large ones are told apart."""
     values = torch.cat([torch.full((6,), 1e-30), torch.linspace(0.5, 1.5, 8), torch.zeros(100)])
-    begin, _ = _begin(ops.log_histogram(values), 80, 4, 1, math.inf, wide=False)
+    begin, _ = _begin(ops.log_histogram(values), Exactly(80), 4, 1, wide=False)
     assert ops.bin_of(0.5) - BINS // 4 <= begin <= ops.bin_of(1.5)
 
 
