@@ -69,12 +69,10 @@ class Method:
             folding.finish(sent, held_back),
         )
 
-    def settings(self, states: States, step: int) -> dict[str, Any]:
+    def settings(self, step: int) -> dict[str, Any]:
         """What must be the same on all workers."""
         return {
             **options_by_name(self.sparsifier),
             **self.feedback.label(),
             "density": str(self.density) if self.density.needs_magnitudes else self.density.at(step),
-            "the sparsifier's state": states.sparsifier.fingerprint(),
-            "the density's state": states.density.fingerprint(),
         }

@@ -211,12 +211,12 @@ class SparseReducer:
             now.clock.lap("select")
             sent = yield from now.sparsifier.exchange(acc, selection, step)
             if sent.finite:
-                for piece in arena.pieces:
-                    self.method.feedback.settle_(acc[piece.start : piece.stop], piece.before)
-                held_back = arena.held_back
-                after = self.method.update(self._states, selection, sent, step, now.folding, held_back)
                 if sent.indices is None:
                     arena.release()  # the mean is in its memory
+                for piece in arena.pieces:
+                    self.method.feedback.settle_(arena.residual[piece.start : piece.stop], piece.before)
+                held_back = arena.held_back
+                after = self.method.update(self._states, selection, sent, step, now.folding, held_back)
             else:
                 arena.restore()
         if sent.finite:
@@ -287,11 +287,12 @@ class SparseReducer:
     def _settings(self) -> dict[str, Any]:
         return {
             "gradsieve": __version__,
-            **self.method.settings(self._states, self.step),
+            **self.method.settings(self.step),
             "values": self.values,
             "n": len(self.residual),
             **self.labels,
             "dtype": self._dtype,
             "sizes": self.sizes,
             "step": self.step,
+            **self._states.fingerprints(),
         }

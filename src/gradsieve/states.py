@@ -105,6 +105,13 @@ class States:
     def rescaled(self, factor: float) -> "States":
         return States(*(state.rescaled(factor) for state in vars(self).values()))
 
+    def fingerprints(self) -> dict[str, str]:
+        """What must be the same on all workers, for comparing them."""
+        return {
+            "the sparsifier's state": self.sparsifier.fingerprint(),
+            "the density's state": self.density.fingerprint(),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         return {name: state.to_dict() for name, state in vars(self).items()}
 

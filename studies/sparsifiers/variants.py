@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from gradsieve.density.base import Exactly
 from gradsieve.extend import Decision, Magnitudes, Program, Selection, State, Step, Window, positive
 from gradsieve.sparsifiers.exdyna.sparsifier import ExDyna, ExDynaState
-from gradsieve.sparsifiers.exdyna.threshold import Look
+from gradsieve.sparsifiers.look import Look
 
 
 @dataclass(frozen=True)
@@ -18,26 +19,14 @@ class StillExDyna(ExDyna):
 
 
 @dataclass(frozen=True)
-class Above:
+class Above(Exactly):
     """Whatever lies above a constant; it is rounded down to the edge of a bin."""
 
     threshold: float
-    k: int
-
-    @property
-    def expected(self) -> int:
-        return self.k
 
     @property
     def level(self) -> float:
         return self.threshold
-
-    @property
-    def energy(self) -> float | None:
-        return None
-
-    def notice(self, grad: Tensor) -> None:
-        pass
 
     def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
         return Decision(seen.above(self.threshold), State())
@@ -63,4 +52,4 @@ class FixedExDyna(ExDyna):
         return super().select_in(state, look, hits, self._asked(step))
 
     def _asked(self, step: Step) -> Step:
-        return replace(step, asked=Above(self.threshold, step.k))
+        return replace(step, asked=Above(step.k, self.threshold))

@@ -43,7 +43,7 @@ def _refusals(rank: int, world_size: int) -> None:
         lambda: sparsify(model, "topk", density=Budget(0.1, total_steps=10)),
     )
     sieve = sparsify(model, "cltk", beta=0.5)
-    assert sieve.reducer.sparsifier.options() == {"beta": 0.5}
+    assert sieve.reducer.method.sparsifier.options() == {"beta": 0.5}
     refuses(ValueError, "sparsify it only once", lambda: sparsify(model))
     refuses(ValueError, r"density must be in \(0, 1\], got 0", lambda: sieve.set_density(0))
     from torch.nn.parallel.distributed import _MixedPrecision

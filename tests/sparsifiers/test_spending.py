@@ -97,7 +97,7 @@ def test_where_residuals_fill_but_gradients_do_not_surge_a_budget_is_a_constant(
     drift: float, noise: float, later: float, times: int, world_size: int
 ) -> None:
     """Thresholds rise many times over, since gradients have a direction in common, and yet all is as with a
-    constant density: where gradients become smaller, or else where residuals fill no faster than the level rises."""
+    constant density: where gradients become smaller, or where residuals fill no faster than the level rises."""
     steady, group = Group("exdyna", DENSITY, world_size), budget(480, world_size)
     direction = torch.randn(N, generator=torch.Generator().manual_seed(7))
     for step in range(60):

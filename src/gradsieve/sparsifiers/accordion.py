@@ -36,6 +36,7 @@ class Accordion(AnyTopK[AccordionState]):
 
     high: how many times more is sent in a critical regime.
     eta: the relative change of the norm that makes a regime critical.
+    aggregation: as for `topk`.
     interval: steps from one decision to the next. An element waits for about 1/density steps until it is sent: in
         much shorter intervals the norm says more about the density than about the gradient.
     """

@@ -23,7 +23,8 @@ LOWER, LOWERED = 0.8, 10  # by what, and how often, a threshold that too few pas
 class DGC(Sparsifier[State]):
     """`S_r` = positions above a threshold that 1 % of the magnitudes suggest, refined until 0.8 k to 1.3 k pass it.
 
-    momentum, clip: of its feedback, `gradsieve.Momentum`; the optimizer must have no momentum of its own.
+    momentum: of its feedback, `gradsieve.Momentum`; the optimizer must have no momentum of its own.
+    clip: of its feedback too, the largest norm of a tensor's gradient; None for no limit.
     """
 
     momentum: float = 0.9

@@ -12,6 +12,7 @@ from gradsieve.comm.step import Step
 _MOST = {dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int16, torch.int32)}
 _START_BYTES = torch.int16.itemsize  # of a message: the bin with which it begins
 _ENERGY_BYTES = torch.float32.itemsize  # behind the bins, where it is asked for
+Gathered = tuple["Histograms", float | None]
 
 
 def narrowest(count: int) -> torch.dtype:
@@ -40,8 +41,8 @@ def gather(message: Tensor, energy: float | None, dtype: torch.dtype, step: Step
         message = torch.cat([message, torch.tensor([energy], dtype=torch.float32).view(torch.uint8)])
     rows = torch.cat((yield from all_gather("histogram", message[None], [1] * step.world_size))).cpu()
     if energy is not None:
-        energies = rows[:, -_ENERGY_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
-        rows, energy = rows[:, :-_ENERGY_BYTES], float(energies.double().mean())
+        energy = float(_as(rows[:, -_ENERGY_BYTES:], torch.float32).double().mean())
+        rows = rows[:, :-_ENERGY_BYTES]
     return Histograms(rows, dtype), energy
 
 
@@ -49,12 +50,11 @@ class Histograms:
     """One row per worker; bin j holds the magnitudes from `edge(j)` to below `edge(j + 1)`."""
 
     def __init__(self, rows: Tensor, dtype: torch.dtype = torch.int32) -> None:
-        heads, bins = (part.contiguous().clone() for part in rows.cpu().tensor_split([_START_BYTES], 1))
-        starts: list[int] = heads.view(torch.int16).flatten().tolist()
-        seen = bins.view(dtype).long()
+        heads, bins = rows.cpu().tensor_split([_START_BYTES], 1)
+        starts: list[int] = _as(heads, torch.int16).flatten().tolist()
+        seen = _as(bins, dtype).long()
         self.first = min(starts)
-        width = max(starts) - self.first + seen.shape[1]
-        self.counts = torch.zeros(len(starts), width, dtype=torch.int64)
+        self.counts = torch.zeros(len(starts), max(starts) - self.first + seen.shape[1], dtype=torch.int64)
         for i, start in enumerate(starts):
             self.counts[i, start - self.first :][: seen.shape[1]] = seen[i]
         self._above: list[int] = self.counts.sum(0).flip(0).cumsum(0).flip(0).tolist()
@@ -92,8 +92,8 @@ class Histograms:
         missing = min(count - int(surely.sum()), int(inside.sum()))
         before = torch.cat([inside.new_zeros(1), inside.cumsum(0)])
         split = before * missing // max(int(inside.sum()), 1)
-        shares: list[int] = (surely + split.diff()).tolist()
-        return shares
+        return [int(share) for share in surely + split.diff()]
 
 
-Gathered = tuple[Histograms, float | None]
+def _as(columns: Tensor, dtype: torch.dtype) -> Tensor:
+    return columns.clone(memory_format=torch.contiguous_format).view(dtype)
