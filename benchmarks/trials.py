@@ -70,16 +70,16 @@ def measure(trials: Trials, task: str, method: str, lr: float, seed: int) -> Row
     settings = replace(trials.common, task=task, lr=lr, seed=seed)
     done = train(settings.with_method(parse_method(trials.methods[method], settings.density)))
     k = max(1, round(settings.density * done.header["n"]))
-    ratios = [line["union"] / k for line in done.steps]
+    ratios = [line.union / k for line in done.steps]
     return Row(
         task,
         method,
         lr,
         seed,
         metric=done.metrics[-1]["value"],
-        loss=fmean(line["loss"] for line in done.steps[-settings.steps // 10 :]),
-        ring_bytes=fmean(line["bytes"] for line in done.steps),
-        collectives=fmean(line["collectives"] for line in done.steps[1:]),  # the first has the handshake's
+        loss=fmean(line.loss for line in done.steps[-settings.steps // 10 :]),
+        ring_bytes=fmean(line.bytes for line in done.steps),
+        collectives=fmean(line.collectives for line in done.steps[1:]),  # the first has the handshake's
         lowest=min(ratios),
         highest=max(ratios),
         workers=settings.workers,

@@ -8,6 +8,7 @@ built properly.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ def measure(settings: Settings, method: str, options: dict[str, object], density
     with TemporaryDirectory() as folder:
         done = run(made, Path(folder) / "run", lambda progress: None, Stop())
     assert done is not None
-    losses = [line["loss"] for line in done.steps]
+    losses = [math.nan if line.loss is None else line.loss for line in done.steps]
     return done.metrics[-1]["value"], fmean(losses[-len(losses) // 10 :])
 
 

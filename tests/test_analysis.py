@@ -209,7 +209,7 @@ def test_norms_that_cannot_be_are_refused(norms: Any, sentence: str) -> None:
 
 def test_a_record_has_the_same_total_error_as_its_summary() -> None:
     run = read_run(ROOT / "benchmarks" / "reports" / "lab" / "exdyna")
-    assert total_error([line["error"] for line in run.steps]) == pytest.approx(summarise(run).total_error)
+    assert total_error([line.error for line in run.steps]) == pytest.approx(summarise(run).total_error)
 
 
 def test_topk_is_what_a_run_of_topk_leaves() -> None:

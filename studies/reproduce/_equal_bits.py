@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from gradsieve_lab.runs.config import resolve
 from gradsieve_lab.runs.engines import make_feeds
 from gradsieve_lab.runs.optimizers import learning_rate, make_optimizer, set_learning_rate
 from gradsieve_lab.runs.settings import Settings
@@ -83,7 +84,7 @@ class Rehearsal:
     def __init__(self, settings: Settings, check: Callable[[], None] = lambda: None) -> None:
         self.task = settings.make_task()
         data = self.task.load()
-        self.settings = settings.filled(self.task, self.task.recipe)
+        self.settings = resolve(settings, self.task)
         self.feeds = make_feeds(self.task, data, self.settings)
         self.check = check
 

@@ -42,7 +42,7 @@ def training(workers: int, steps: int, density: float = DENSITY, seed: int = 0, 
 
 def ratios(run: Run) -> list[float]:
     """Realised density over the target, step by step."""
-    return [line["union"] / line["k"] for line in run.steps]
+    return [line.union / line.k for line in run.steps]
 
 
 def overlaps(run: Run) -> list[float]:
@@ -51,7 +51,7 @@ def overlaps(run: Run) -> list[float]:
     Steps in which nobody picked anything say nothing.
     """
     workers = run.settings["workers"]
-    return [line["union"] * workers / line["selected"] for line in run.steps if line["selected"]]
+    return [line.union * workers / line.selected for line in run.steps if line.selected]
 
 
 def off(values: Sequence[float]) -> float:

@@ -60,7 +60,7 @@ def measure(shelf: Shelf) -> Measured:
     }
     base = training(WORKERS, steps)
     whole = shelf.train(base, WHOLE)
-    fixed = f"fixed_exdyna:threshold={authors_rule(whole.steps[0]['k']):.6g}"
+    fixed = f"fixed_exdyna:threshold={authors_rule(whole.steps[0].k):.6g}"
     parts = {method: _mean([shelf.train(base, method)]) for method in (WHOLE, STATIC, fixed)}
     counts = QUICK_BLOCKS if shelf.quick else BLOCKS
     return Measured(
@@ -86,7 +86,7 @@ def _mean(runs: Sequence[Run]) -> Trained:
         fmean(each.residual_norm_last or 0.0 for each in found),
         fmean(each.metric_last or 0.0 for each in found),
         fmean(off(ratios(run)) for run in runs),
-        fmean(_late([line["imbalance"] for line in run.steps]) for run in runs),
+        fmean(_late([line.imbalance for line in run.steps]) for run in runs),
     )
 
 

@@ -127,13 +127,13 @@ def outcome_of(title: str, runs: dict[str, Run]) -> Outcome:
         f"{title}: {settings['dataset']}, {first.header['n']:,} parameters, {settings['steps']:,} steps, batch "
         f"{settings['batch']} per worker"
     )
-    times = {name: sum(line["density"] for line in each.steps) for name, each in runs.items()}
+    times = {name: sum(line.density for line in each.steps) for name, each in runs.items()}
     return Outcome(title, about, first.metric, times, {name: curve_of(name, each) for name, each in runs.items()})
 
 
 def curve_of(name: str, run: Run) -> Curve:
     """Computing takes the run's median step, each worker on a machine of its own; sending follows it."""
-    step = median(line["seconds"]["step"] for line in run.steps)
+    step = median(line.seconds["step"] or 0.0 for line in run.steps)
     sent = [line["bytes"] for line in run.metrics]
     seconds = [line["step"] * step + 8 * bytes / RATE for line, bytes in zip(run.metrics, sent, strict=True)]
     return Curve(name, [line["value"] for line in run.metrics], sent, seconds)

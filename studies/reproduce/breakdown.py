@@ -69,10 +69,10 @@ def run(shelf: Shelf) -> Finding:
 def phases_of(run: Run) -> Phases:
     """Medians over the steps that count."""
     steps = run.steps[SETTLED:]
-    ms = {phase: median(line["seconds"][phase] for line in steps) * 1e3 for phase in PHASES}
+    ms = {phase: median(line.seconds[phase] or 0.0 for line in steps) * 1e3 for phase in PHASES}
     if is_hook(run.settings["sparsifier"]):  # what such a hook does by itself is to begin to send
         ms |= {"select": 0.0, "communicate": ms["select"] + ms["communicate"]}
-    return Phases(run.name, **ms, density=fmean(line["density"] for line in steps))
+    return Phases(run.name, **ms, density=fmean(line.density for line in steps))
 
 
 def conditions_of(run: Run) -> str:

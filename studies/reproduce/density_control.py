@@ -186,18 +186,18 @@ def _tuned(shelf: Shelf, case: Case, workers: int, density: float, seed: int, st
         edge = ops.bin_edge(ops.bin_of(threshold))  # what it is rounded to: so no two runs are the same
         return shelf.run(settings(shelf, case, workers, density, METHODS[CONSTANT].format(edge), seed))
 
-    first = median(line["threshold"] for line in steady.steps if line["threshold"])
+    first = median(line.threshold for line in steady.steps if line.threshold)
     return run(search(lambda threshold: _sent(run(threshold)), _sent(steady), first, TOLERANCE).threshold)
 
 
 def _sent(run: Run) -> int:
-    return sum(line["selected"] for line in run.steps)
+    return sum(line.selected for line in run.steps)
 
 
 def _row(case: Case, name: str, workers: int, density: float, method: str, runs: list[Run]) -> Row:
     found = [summarise(each) for each in runs]
     asked = max(1, round(density * runs[0].header["n"]))
-    union = [fmean(line["union"] for line in each.steps) / asked for each in runs]
+    union = [fmean(line.union for line in each.steps) / asked for each in runs]
     losses = [_late_loss(each) for each in runs]
     errors = [each.total_error or 0.0 for each in found]
     return Row(
@@ -211,16 +211,16 @@ def _row(case: Case, name: str, workers: int, density: float, method: str, runs:
         total_errors=tuple(error if loss < math.inf else loss for error, loss in zip(errors, losses, strict=True)),
         sent=fmean(union),
         worst_sent=max(union, key=lambda x: abs(x - 1)),
-        within_5pct=min(fmean(abs(line["buildup"] - 1) <= CLOSE for line in each.steps[1:]) for each in runs),
-        most=max(line["buildup"] for each in runs for line in each.steps),
+        within_5pct=min(fmean(abs((line.buildup or 1.0) - 1) <= CLOSE for line in each.steps[1:]) for each in runs),
+        most=max(line.buildup or 1.0 for each in runs for line in each.steps),
         bytes_per_step=fmean(each.bytes_per_step for each in found),
         imbalance=fmean(each.imbalance_mean for each in found),
     )
 
 
 def _late_loss(run: Run) -> float:
-    late = [line["loss"] for line in run.steps[-len(run.steps) // 10 :]]
-    return math.inf if None in late else fmean(late)
+    late = [math.inf if line.loss is None else line.loss for line in run.steps[-len(run.steps) // 10 :]]
+    return fmean(late)
 
 
 def judge(rows: Sequence[Row]) -> list[Check]:
@@ -334,7 +334,7 @@ def _table(rows: Sequence[Row]) -> Grid:
 
 def _figures(rows: Sequence[Row], curves: dict[str, Run]) -> list[Figure]:
     lines = [
-        Line(name, [line["step"] for line in each.steps], [line["buildup"] for line in each.steps])
+        Line(name, [line.step for line in each.steps], [line.buildup for line in each.steps])
         for name, each in curves.items()
     ]
     ratios: dict[str, dict[int, float]] = {}

@@ -178,14 +178,14 @@ def _curve(run: Run, each: int, gamma: float) -> Curve:
     """A worker's bits: 64 for an element with its position; all values without positions for SGD."""
     n, sent, total = run.header["n"], [0.0], 0.0
     for line in run.steps:
-        total += bits(n, "values") if run.settings["sparsifier"] == "dense" else bits(line["selected"]) / WORKERS
+        total += bits(n, "values") if run.settings["sparsifier"] == "dense" else bits(line.selected) / WORKERS
         sent.append(total)
     at = [line["step"] for line in run.metrics]
     return Curve(
         epochs=[step / each for step in at],
         gaps=[math.inf if line["value"] is None else line["value"] for line in run.metrics],
         bits=[sent[step] for step in at],
-        errors=[gamma**2 * (line["error"] or 0.0) for line in run.steps],
+        errors=[gamma**2 * (line.error or 0.0) for line in run.steps],
     )
 
 

@@ -129,9 +129,9 @@ def measure(shelf: Shelf, settings: Settings) -> Measured:
 def _compare(shelf: Shelf, settings: Settings) -> dict[str, Run]:
     """The three methods; the threshold is tuned to Top-k's total for this very run."""
     runs = shelf.compare(settings, {DENSE: "dense", TOPK: "topk:aggregation=own"})
-    k = runs[TOPK].steps[0]["k"]
+    k = runs[TOPK].steps[0].k
     # A first guess, the size of what Top-k leaves unsent; any other would only take more tries.
-    first = runs[TOPK].steps[-1]["residual_norm"] / math.sqrt(runs[TOPK].header["n"])
+    first = (runs[TOPK].steps[-1].residual_norm or 1.0) / math.sqrt(runs[TOPK].header["n"])
     data = f"{settings.task}-{settings.dataset or 'embedded'}"
     name = f"hetero-{data}-t{settings.steps}-x{settings.skew:g}-s{settings.seed}"
     tuned = equal_bits(shelf, f"{name}-threshold", settings, k, first, enough=0.0)
@@ -139,7 +139,7 @@ def _compare(shelf: Shelf, settings: Settings) -> dict[str, Run]:
 
 
 def _sent(run: Run) -> float:
-    return float(sum(line["selected"] for line in run.steps))
+    return float(sum(line.selected for line in run.steps))
 
 
 def run(shelf: Shelf) -> Finding:

@@ -59,7 +59,7 @@ def measure(shelf: Shelf) -> Measured:
     for density in TRAINED_DENSITIES:
         for method in METHODS:
             run = shelf.train(training(TRAINED, steps, density), method)
-            trainings[method, density] = [line["imbalance"] for line in run.steps]
+            trainings[method, density] = [line.imbalance for line in run.steps]
             words = words_on_data(run)
     return Measured(
         streams,

@@ -59,10 +59,10 @@ def test_processes_do_what_virtual_workers_do(tmp_path: Path, method: str) -> No
     settings = TINY.with_method(parse_method(method, 0.05))
     real = train(settings, tmp_path / "real")
     virtual = train(replace(settings, virtual=True), tmp_path / "virtual")
-    assert [line["union"] for line in real.steps[:3]] == [line["union"] for line in virtual.steps[:3]]
+    assert [line.union for line in real.steps[:3]] == [line.union for line in virtual.steps[:3]]
     for one, other in zip(real.steps, virtual.steps, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
-        assert one["bytes"] == pytest.approx(other["bytes"], rel=0.02, abs=600)  # the handshake's labels
+        assert one.loss == pytest.approx(other.loss, rel=1e-3)
+        assert one.bytes == pytest.approx(other.bytes, rel=0.02, abs=600)  # the handshake's labels
     assert real.metrics[-1]["value"] == pytest.approx(virtual.metrics[-1]["value"], abs=0.02)
 
 
@@ -78,7 +78,7 @@ def test_replicas_in_processes_are_those_of_virtual_workers(tmp_path: Path, meth
         torch.set_num_threads(threads)
     real = train(settings, tmp_path / "real")
     assert [line["value"] for line in real.metrics] == [line["value"] for line in virtual.metrics]
-    assert [line["bytes"] for line in real.steps] == [line["bytes"] for line in virtual.steps]
+    assert [line.bytes for line in real.steps] == [line.bytes for line in virtual.steps]
     parts = [sorted(path.glob("checkpoint/step-*/rank-*.safetensors")) for path in (real.folder, virtual.folder)]
     assert [len(files) for files in parts] == [3, 1 if method == "alone" else 3]
     for ours, theirs in zip(*parts, strict=False):
@@ -91,7 +91,7 @@ def test_replicas_resume_in_other_processes(tmp_path: Path) -> None:
     whole = train(settings, tmp_path / "whole")
     first = train(replace(settings, steps=10), tmp_path / "parts")
     resumed = train(Settings.from_dict({**first.settings, "steps": 20}), tmp_path / "parts", resume=True)
-    assert [line["loss"] for line in resumed.steps] == [line["loss"] for line in whole.steps]
+    assert [line.loss for line in resumed.steps] == [line.loss for line in whole.steps]
     with pytest.raises(ValueError, match="go on with --workers 2"):
         train(Settings.from_dict({**first.settings, "steps": 30, "workers": 3}), tmp_path / "parts", resume=True)
 
@@ -114,7 +114,7 @@ def test_a_run_resumes_in_other_processes(tmp_path: Path, method: str) -> None:
     first = train(replace(settings, steps=10), tmp_path / "parts")
     again = Settings.from_dict({**first.settings, "steps": 20})
     resumed = train(again, tmp_path / "parts", resume=True)
-    assert [line["loss"] for line in resumed.steps] == [line["loss"] for line in whole.steps]
+    assert [line.loss for line in resumed.steps] == [line.loss for line in whole.steps]
     more = train(replace(again, workers=3, steps=30), tmp_path / "parts", resume=True)
     assert len(more.steps) == 30
 

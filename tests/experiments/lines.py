@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from gradsieve_lab.runs.step_record import StepRecord
+
 HEADER: dict[str, Any] = {
     "kind": "run",
     "version": 1,
@@ -16,8 +18,21 @@ HEADER: dict[str, Any] = {
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
     seconds = {"forward": 0.001, "backward": 0.002, "select": 0.003, "communicate": 0.004, "step": 0.011}
-    line = {"kind": "step", "step": number, "loss": 1.0, "density": 0.01, "bytes": 100.0, "seconds": seconds}
+    sent = {
+        "finite": True,
+        "density": 0.01,
+        "k": 10,
+        "union": 10,
+        "selected": 10,
+        "imbalance": 1.0,
+        "collectives": 3,
+    }
+    line = {"kind": "step", "step": number, "lr": 0.1, "loss": 1.0, **sent, "bytes": 100.0, "seconds": seconds}
     return {**line, **changes}
+
+
+def record(number: int, **changes: Any) -> StepRecord:
+    return StepRecord.from_line(step(number, **changes))
 
 
 def metric(done: int, value: float) -> dict[str, Any]:

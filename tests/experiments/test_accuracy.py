@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lines import HEADER, metric, step
+from lines import HEADER, metric, record
 from studies.reproduce import accuracy
 from studies.reproduce.accuracy import (
     ALONE,
@@ -97,7 +97,7 @@ def test_dense_must_have_learned_something() -> None:
 
 
 def test_time_is_modelled() -> None:
-    run = Run(HEADER, [step(0), step(1)], [metric(0, 0.1), {**metric(2, 0.5), "bytes": 12.5e6}], None, Path())
+    run = Run(HEADER, [record(0), record(1)], [metric(0, 0.1), {**metric(2, 0.5), "bytes": 12.5e6}], None, Path())
     assert curve_of("topk", run).seconds == pytest.approx([0.0, 2 * 0.011 + 1.0])  # 100 Mbit
 
 

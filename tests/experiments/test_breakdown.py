@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lines import HEADER, step
+from lines import HEADER, record
 from studies.reproduce import breakdown
 from studies.reproduce.breakdown import EXPERIMENT, Phases, judge, phases_of
 from studies.reproduce.shelf import Shelf
@@ -50,8 +50,8 @@ def test_figure_climbs_by_each_phase() -> None:
 
 def test_phases_are_medians_of_the_steps_that_count() -> None:
     slow = {"forward": 9.0, "backward": 9.0, "select": 9.0, "communicate": 9.0, "step": 36.0}
-    first = [step(number, seconds=slow) for number in range(breakdown.SETTLED)]
-    counted = [step(breakdown.SETTLED + number) for number in range(3)]
+    first = [record(number, seconds=slow) for number in range(breakdown.SETTLED)]
+    counted = [record(breakdown.SETTLED + number) for number in range(3)]
     settings = {**HEADER["settings"], "sparsifier": "topk"}
     run = Run({**HEADER, "settings": settings}, [*first, *counted], [], None, Path())
     assert phases_of(run).parts == [1.0, 2.0, 3.0, 4.0]

@@ -95,7 +95,7 @@ def test_rehearsals_count_as_runs_do(task: str, threshold: float, tmp_path: Path
     method = parse_method(f"hard_threshold:aggregation=own:threshold={threshold}", 0.01)
     made = run(base.with_method(method), tmp_path / "run", lambda line: None, Stop())
     assert made is not None
-    sent = sum(line["selected"] for line in made.steps) / 3
+    sent = sum(line.selected for line in made.steps) / 3
     assert 0 < sent < 0.9 * 12 * made.header["n"]
     assert Rehearsal(base).elements(threshold) == pytest.approx(sent, rel=0.01)
 

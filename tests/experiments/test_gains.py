@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lines import HEADER, metric, step
+from lines import HEADER, metric, record
 
 from gradsieve_lab.runs.gains import gain_kept, gains_kept
 from gradsieve_lab.runs.records import Run
@@ -17,7 +17,7 @@ ACCURACY, PERPLEXITY = Metric("accuracy", True, percent=True), Metric("perplexit
 
 def made(method: str, value: float, *, done: int = 2, **settings: Any) -> Run:
     header = HEADER | {"name": method, "settings": HEADER["settings"] | {"sparsifier": method} | settings}
-    return Run(header, [step(0)], [metric(0, 0.1), metric(done, value)], None, Path())
+    return Run(header, [record(0)], [metric(0, 0.1), metric(done, value)], None, Path())
 
 
 @pytest.mark.parametrize(("value", "kept"), [(0.8, 0.0), (0.9, 1.0), (0.86, 0.6), (0.95, 1.5), (0.75, -0.5)])

@@ -4,12 +4,15 @@ import gzip
 import json
 import math
 import resource
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lines import HEADER, metric, step
 
 from gradsieve_lab.runs.records import NAME, Recorder, RecordError, cut_back, read_run
+from gradsieve_lab.runs.step_record import Exchange, Measured, StepRecord
 
 
 def test_what_is_added_is_read_back(tmp_path: Path) -> None:
@@ -18,7 +21,7 @@ def test_what_is_added_is_read_back(tmp_path: Path) -> None:
     recorder.add([step(1), metric(2, 0.5), {"kind": "end", "reason": "finished", "step": 2}])
     run = read_run(tmp_path)
     assert run.header == HEADER
-    assert [line["step"] for line in run.steps] == [0, 1]
+    assert [line.step for line in run.steps] == [0, 1]
     assert [line["value"] for line in run.metrics] == [0.1, 0.5]
     assert run.end == {"kind": "end", "reason": "finished", "step": 2}
     assert run.metric.show(0.5) == "50.0 %"
@@ -32,14 +35,14 @@ def test_numbers_that_are_not_finite_stay_json(tmp_path: Path) -> None:
     Recorder(tmp_path).add([HEADER, step(0, loss=math.nan, seconds={"step": math.inf})])
     for line in (tmp_path / NAME).read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert read_run(tmp_path).steps[0]["loss"] is None
+    assert read_run(tmp_path).steps[0].loss is None
 
 
 def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
     Recorder(tmp_path).add([HEADER, step(0), step(1)])
     text = (tmp_path / NAME).read_text()
     (tmp_path / NAME).write_text(text[:-20])
-    assert [line["step"] for line in read_run(tmp_path).steps] == [0]
+    assert [line.step for line in read_run(tmp_path).steps] == [0]
 
 
 def test_after_a_failed_write_the_record_is_as_before(tmp_path: Path) -> None:
@@ -90,8 +93,37 @@ def test_going_on_takes_back_what_came_after_the_checkpoint(tmp_path: Path) -> N
     Recorder(tmp_path).add([HEADER, metric(0, 0.1), step(0), step(1), metric(2, 0.2), step(2), metric(3, 0.3)])
     run = cut_back(tmp_path, 2, HEADER["settings"] | {"workers": 8})
     assert read_run(tmp_path) == run
-    assert [line["step"] for line in run.steps] == [0, 1]
+    assert [line.step for line in run.steps] == [0, 1]
     assert [line["step"] for line in run.metrics] == [0, 2]
     assert run.settings["workers"] == 8
     kinds = [json.loads(line)["kind"] for line in (tmp_path / NAME).read_text().splitlines()]
     assert kinds == ["run", "metric", "step", "step", "metric"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"density": None},
+        {"k": "ten"},
+        {"union": 1.5},
+        {"finite": 1},
+        {"loss": "low"},
+        {"seconds": None},
+        {"seconds": [1]},
+    ],
+)
+def test_a_step_with_something_else_in_place_of_a_number_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    Recorder(tmp_path).add([HEADER, step(0), step(1, **changes)])
+    with pytest.raises(RecordError, match=f"got a step with {next(iter(changes))}"):
+        read_run(tmp_path)
+
+
+def test_a_step_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
+    exchange = Exchange(True, 0.01, 10, 10, 12, 1.5, None, 0.25, 3)
+    own = Measured(loss=1.5, bytes=100.0, forward_s=0.25, step_s=0.5)
+    made = StepRecord.of(4, 0.1, exchange, Measured.mean([own, replace(own, loss=2.5)]))
+    assert (made.loss, made.error, made.seconds["step"]) == (2.0, None, 0.5)
+    Recorder(tmp_path).add([HEADER, made.to_line()])
+    assert read_run(tmp_path).steps == [made]

@@ -42,14 +42,14 @@ METHODS = ["alone", "average:every=5", "share", "share:delay=1:every=2:values=fp
 def test_one_worker_is_plain_training(tmp_path: Path, method: str) -> None:
     settings = replace(TINY, workers=1)
     ours, plain = (train(with_method(settings, name), tmp_path / name[:5]) for name in (method, "dense"))
-    assert [line["loss"] for line in ours.steps] == [line["loss"] for line in plain.steps]
+    assert [line.loss for line in ours.steps] == [line.loss for line in plain.steps]
     assert [line["value"] for line in ours.metrics] == [line["value"] for line in plain.metrics]
 
 
 def test_an_average_in_every_step_of_plain_sgd_is_dense(tmp_path: Path) -> None:
     ours, plain = (train(with_method(PLAIN, name), tmp_path / name[:5]) for name in ("average:every=1", "dense"))
-    assert [line["loss"] for line in ours.steps] == pytest.approx([line["loss"] for line in plain.steps], rel=1e-5)
-    assert ours.steps[-1]["bytes"] == pytest.approx(dense_bytes(ours), rel=1e-3)
+    assert [line.loss for line in ours.steps] == pytest.approx([line.loss for line in plain.steps], rel=1e-5)
+    assert ours.steps[-1].bytes == pytest.approx(dense_bytes(ours), rel=1e-3)
 
 
 def test_alone_sends_nothing(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_alone_sends_nothing(tmp_path: Path) -> None:
 
 def test_averages_are_due_every_so_many_steps_and_last(tmp_path: Path) -> None:
     done = train(with_method(TINY, "average:every=5"), tmp_path / "run")
-    sending = [line["step"] for line in done.steps if line["bytes"]]
+    sending = [line.step for line in done.steps if line.bytes]
     assert sending == [4, 9, 11]
-    assert [line["density"] for line in done.steps] == [float(step in sending) for step in range(12)]
-    assert [line["collectives"] for line in done.steps] == [int(step in sending) for step in range(12)]
+    assert [line.density for line in done.steps] == [float(step in sending) for step in range(12)]
+    assert [line.collectives for line in done.steps] == [int(step in sending) for step in range(12)]
     row = summarise(done)
     assert row.compression == pytest.approx(12 / 3, rel=1e-3)
     first, *others = replicas(tmp_path / "run")
@@ -127,19 +127,19 @@ def test_an_average_needs_a_number_of_steps_or_a_sparse_run() -> None:
 
 def test_share_with_every_weight_in_every_step_is_dense(tmp_path: Path) -> None:
     ours, plain = (train(with_method(PLAIN, name), tmp_path / name[:5]) for name in ("share:density=1", "dense"))
-    assert [line["loss"] for line in ours.steps] == pytest.approx([line["loss"] for line in plain.steps], rel=1e-4)
+    assert [line.loss for line in ours.steps] == pytest.approx([line.loss for line in plain.steps], rel=1e-4)
 
 
 def test_share_records_its_rounds(tmp_path: Path) -> None:
     done = train(with_method(TINY, "share:every=3:finish=0"), tmp_path / "run")
-    sending = [line["step"] for line in done.steps if line["bytes"]]
+    sending = [line.step for line in done.steps if line.bytes]
     assert sending == [2, 5, 8, 11]
     for line in done.steps:
-        assert line["density"] == pytest.approx(0.05 if line["step"] in sending else 0.0, rel=0.01)
-        assert (line["residual_norm"] is not None) == (line["step"] in sending)
+        assert line.density == pytest.approx(0.05 if line.step in sending else 0.0, rel=0.01)
+        assert (line.residual_norm is not None) == (line.step in sending)
     finished = train(with_method(TINY, "share"), tmp_path / "finished")
-    assert finished.steps[-1]["density"] == 1
-    assert finished.steps[-1]["bytes"] > dense_bytes(finished) > finished.steps[-2]["bytes"]
+    assert finished.steps[-1].density == 1
+    assert finished.steps[-1].bytes > dense_bytes(finished) > finished.steps[-2].bytes
     first, *others = replicas(tmp_path / "finished")
     for other in others:
         assert_same(first, other)
@@ -148,7 +148,7 @@ def test_share_records_its_rounds(tmp_path: Path) -> None:
 def test_dense_steps_of_share_are_dense(tmp_path: Path) -> None:
     settings = replace(TINY, dense_steps=TINY.steps)
     ours, plain = (train(with_method(settings, name), tmp_path / name) for name in ("share", "dense"))
-    assert [line["loss"] for line in ours.steps] == pytest.approx([line["loss"] for line in plain.steps], rel=1e-5)
+    assert [line.loss for line in ours.steps] == pytest.approx([line.loss for line in plain.steps], rel=1e-5)
 
 
 @pytest.mark.parametrize(

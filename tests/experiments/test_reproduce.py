@@ -27,7 +27,7 @@ def experiment(name: str, limit: float, made: list[str]) -> Experiment:
             made.append(name)
             return [1, 2, 3]
 
-        losses = [line["loss"] for line in shelf.compare(SMALL, {"own": "topk"})["own"].steps]
+        losses = [line.loss for line in shelf.compare(SMALL, {"own": "topk"})["own"].steps]
         numbers = shelf.measure(f"numbers-{name}", measure)
         figure = Figure("loss", "loss", "step", "loss", [Line("topk", [0, 1, 2, 3], losses)], log_y=True)
         table = Grid("numbers", ["what", "value"], [["first", str(numbers[0])]])
@@ -117,7 +117,7 @@ def test_an_interrupted_run_is_made_anew_and_a_finished_one_is_not(tmp_path: Pat
     assert shelf.run(SMALL).steps == first.steps
     record.write_text("".join(whole.splitlines(keepends=True)[:3]))  # as if it had been killed
     again = shelf.run(SMALL)
-    assert [line["loss"] for line in again.steps] == [line["loss"] for line in first.steps]
+    assert [line.loss for line in again.steps] == [line.loss for line in first.steps]
 
 
 def test_stopping_leaves_what_is_finished(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gradsieve import SPARSIFIERS
+from gradsieve_lab.runs.config import Config, resolve
 from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.methods import parse_method, parse_methods
 from gradsieve_lab.runs.optimizers import learning_rate, make_optimizer
@@ -49,10 +50,10 @@ def test_momentum_is_applied_once() -> None:
         ("topk", "sgd", {}, 0.8),
         ("powersgd", "sgd", {}, 0.8),
     ):
-        run = Settings("mlp", sparsifier=name, optimizer=optimizer, lr=0.1, momentum=0.8)
+        run = Config("mlp", sparsifier=name, optimizer=optimizer, lr=0.1, momentum=0.8)
         assert run.all_options() == sparsifiers
         assert make_optimizer(model, run).param_groups[0].get("momentum") == theirs
-    assert Settings("mlp", sparsifier="dgc", options={"momentum": 0.5}).all_options() == {"momentum": 0.5}
+    assert Config("mlp", sparsifier="dgc", options={"momentum": 0.5}).all_options() == {"momentum": 0.5}
 
 
 def test_all_sparsifiers_can_be_named() -> None:
@@ -89,16 +90,15 @@ def test_settings_survive_a_record() -> None:
 
 def test_the_learning_rate_follows_the_batch() -> None:
     task = make_task("mlp")
-    recipe = task.recipe
-    rates = [Settings("mlp", workers=workers).filled(task, recipe).lr for workers in (4, 8)]
+    rates = [resolve(Settings("mlp", workers=workers), task).lr for workers in (4, 8)]
     assert rates[1] == pytest.approx(2 * rates[0])
-    adam = [Settings("mlp", workers=workers, optimizer="adam").filled(task, recipe).lr for workers in (4, 8)]
+    adam = [resolve(Settings("mlp", workers=workers, optimizer="adam"), task).lr for workers in (4, 8)]
     assert adam[1] == pytest.approx(2**0.5 * adam[0])
-    assert Settings("mlp", workers=8, lr=0.3).filled(task, recipe).lr == 0.3
+    assert resolve(Settings("mlp", workers=8, lr=0.3), task).lr == 0.3
 
 
 def test_the_learning_rate_ends_at_zero_and_never_jumps() -> None:
-    run = Settings("mlp", steps=200, lr=0.5, warm_up=0.1, decay="cosine")
+    run = Config("mlp", steps=200, lr=0.5, warm_up=0.1, decay="cosine")
     rates = [learning_rate(run, step) for step in range(200)]
     assert max(rates) == 0.5
     assert rates[-1] < 1e-3

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from lines import HEADER, metric, step
+from lines import HEADER, metric, record
 
 from gradsieve_lab.runs.records import Run
 from gradsieve_lab.runs.summary import summarise
@@ -11,8 +11,12 @@ from gradsieve_lab.runs.summary import summarise
 
 def test_every_figure() -> None:
     steps = [
-        step(0, density=0.010, selected=10, collectives=5, error=4.0, residual_norm=2.0, imbalance=1, buildup=1.0),
-        step(1, density=0.020, selected=20, collectives=3, error=9.0, residual_norm=3.0, imbalance=2, buildup=2.0),
+        record(
+            0, density=0.010, selected=10, collectives=5, error=4.0, residual_norm=2.0, imbalance=1, buildup=1.0
+        ),
+        record(
+            1, density=0.020, selected=20, collectives=3, error=9.0, residual_norm=3.0, imbalance=2, buildup=2.0
+        ),
     ]
     row = summarise(Run(HEADER, steps, [metric(0, 0.9), metric(2, 0.5)], None, Path()))
     assert (row.metric_best, row.metric_last, row.metric_name) == (0.9, 0.5, "accuracy")
@@ -29,7 +33,7 @@ def test_every_figure() -> None:
 
 def test_lower_can_be_better() -> None:
     header = HEADER | {"metric": {"name": "perplexity", "higher_is_better": False, "percent": False}}
-    row = summarise(Run(header, [step(0)], [metric(0, 9.0), metric(1, 7.0), metric(2, 8.0)], None, Path()))
+    row = summarise(Run(header, [record(0)], [metric(0, 9.0), metric(1, 7.0), metric(2, 8.0)], None, Path()))
     assert row.metric_best == 7.0
 
 

@@ -30,7 +30,7 @@ def train(settings: Settings, folder: Path, **more: Any) -> Run:
 
 
 def without(run: Run, *names: str) -> list[dict[str, Any]]:
-    lines = [*run.steps, *run.metrics]
+    lines = [*(step.to_line() for step in run.steps), *run.metrics]
     return [{key: value for key, value in line.items() if key not in names} for line in lines]
 
 
@@ -119,10 +119,10 @@ def test_what_was_recorded_after_the_checkpoint_is_done_again(tmp_path: Path) ->
     folder = tmp_path / "crashed"
     train(replace(settings, steps=10), folder)
     with (folder / NAME).open("a") as file:
-        file.write(json.dumps({**whole.steps[10], "loss": -1.0}) + "\n" + '{"kind": "st')
+        file.write(json.dumps({**whole.steps[10].to_line(), "loss": -1.0}) + "\n" + '{"kind": "st')
     resumed = train(replace(whole_settings(whole), steps=12), folder, resume=True)
-    assert [line["step"] for line in resumed.steps] == list(range(12))
-    assert min(line["loss"] for line in resumed.steps) >= 0
+    assert [line.step for line in resumed.steps] == list(range(12))
+    assert min(line.loss for line in resumed.steps) >= 0
 
 
 def whole_settings(run: Run) -> Settings:
@@ -135,12 +135,12 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     resumed = train(settings, tmp_path / "run", resume=True)
     assert len(resumed.steps) == 30
     assert resumed.settings["workers"] == 5
-    assert resumed.steps[-1]["loss"] < resumed.steps[0]["loss"]
+    assert resumed.steps[-1].loss < resumed.steps[0].loss
 
 
 def test_first_steps_can_be_dense(tmp_path: Path) -> None:
     done = train(replace(TINY, dense_steps=3), tmp_path / "run")
-    densities = [line["density"] for line in done.steps]
+    densities = [line.density for line in done.steps]
     assert densities[:3] == [1.0] * 3
     assert max(densities[3:]) < 0.06
 
@@ -149,13 +149,13 @@ def test_skewed_shards_train_too(tmp_path: Path) -> None:
     done = train(replace(TINY, skew=1.0, workers=5), tmp_path / "run")
     assert done.end is not None
     even = train(replace(TINY, workers=5), tmp_path / "even")
-    assert [line["loss"] for line in done.steps] != [line["loss"] for line in even.steps]
+    assert [line.loss for line in done.steps] != [line.loss for line in even.steps]
 
 
 def test_evaluations_come_first_last_and_in_between(tmp_path: Path) -> None:
     done = train(replace(TINY, steps=10), tmp_path / "run")
     assert [line["step"] for line in done.metrics] == [0, 4, 8, 10]
-    assert done.metrics[-1]["bytes"] == pytest.approx(sum(line["bytes"] for line in done.steps))
+    assert done.metrics[-1]["bytes"] == pytest.approx(sum(line.bytes for line in done.steps))
 
 
 def test_without_save_there_is_no_checkpoint(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_a_budget_is_for_the_run_also_when_that_becomes_longer(
     monkeypatch.setattr(density.budget, "HEAD_START", 0.8)  # so that some of this little run is taken for a surge
     budget = replace(TINY, steps=110).with_method(parse_method("exdyna:spend=budget", 0.05))
     first = train(budget, tmp_path / "run")
-    assert sum(line["union"] for line in first.steps) == pytest.approx(110 * first.steps[0]["k"], rel=0.02)
+    assert sum(line.union for line in first.steps) == pytest.approx(110 * first.steps[0].k, rel=0.02)
     longer = train(replace(budget, steps=150), tmp_path / "run", resume=True)
     assert len(longer.steps) == 150
-    assert sum(line["union"] for line in longer.steps) == pytest.approx(150 * first.steps[0]["k"], rel=0.02)
-    assert len({line["union"] for line in longer.steps}) > 1  # not the same in every step
+    assert sum(line.union for line in longer.steps) == pytest.approx(150 * first.steps[0].k, rel=0.02)
+    assert len({line.union for line in longer.steps}) > 1  # not the same in every step

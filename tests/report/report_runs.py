@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.step_record import StepRecord
 
 N = 167_178
 ACCURACY = {"name": "accuracy", "higher_is_better": True, "percent": True}
@@ -114,7 +115,13 @@ def make_run(
         "command": "gradsieve compare mlp --sparsifiers dense,topk,powersgd,exdyna --density 0.01 --workers 4",
         "conditions": CONDITIONS,
     }
-    return Run(header, lines, metrics, end and {"kind": "end", "reason": end, "step": steps}, Path("runs") / method)
+    return Run(
+        header,
+        [*map(StepRecord.from_line, lines)],
+        metrics,
+        end and {"kind": "end", "reason": end, "step": steps},
+        Path("runs") / method,
+    )
 
 
 def four_runs(**settings: Any) -> list[Run]:

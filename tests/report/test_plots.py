@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from report_runs import four_runs, make_run
@@ -78,10 +79,10 @@ def test_one_point_is_visible() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, True, "1"])
 def test_values_that_are_no_numbers_are_gaps(bad: object) -> None:
     run = make_run("exdyna", steps=30, every=5)
-    for key in ("loss", "density", "imbalance", "buildup", "threshold", "residual_norm"):
-        run.steps[7][key] = bad
+    keys = ("loss", "density", "imbalance", "buildup", "threshold", "residual_norm")
+    changes: dict[str, Any] = {**dict.fromkeys(keys, bad), "seconds": {"step": bad}}
+    run.steps[7] = replace(run.steps[7], **changes)
     run.metrics[2]["value"] = bad
-    run.steps[7]["seconds"] = {"step": bad}
     found = plots([run])
     assert found["loss"].data[0]["y"][7] is None
     assert found["metric-step"].data[0]["y"][2] is None

@@ -23,7 +23,7 @@ def write_report(runs: Sequence[Run], out: Path) -> None:
 
 
 def write_csv(runs: Sequence[Run], folder: Path) -> None:
-    """Write `summary.csv`, one line a run, and `steps.csv`, one line a step of each run.
+    """Write `summary.csv`, one line per run, and `steps.csv`, one line per step of each run.
 
     A metric stands in the line of the steps that were done when it was measured.
     """
@@ -41,9 +41,9 @@ def write_csv(runs: Sequence[Run], folder: Path) -> None:
 def _lines(name: str, run: Run) -> list[dict[str, Any]]:
     lines: dict[int, dict[str, Any]] = {}
     for step in run.steps:
-        plain = {key: value for key, value in step.items() if key not in ("kind", "step", "seconds")}
-        seconds = {f"{phase}_seconds": value for phase, value in (step.get("seconds") or {}).items()}
-        lines[step["step"] + 1] = {**plain, **seconds}
+        plain = {key: value for key, value in asdict(step).items() if key not in ("step", "seconds")}
+        seconds = {f"{phase}_seconds": value for phase, value in step.seconds.items()}
+        lines[step.step + 1] = {**plain, **seconds}
     for metric in run.metrics:
         found = {"metric": "value", "total_bytes": "bytes", "total_seconds": "seconds"}
         lines.setdefault(metric["step"], {}).update({new: metric.get(old) for new, old in found.items()})

@@ -56,9 +56,7 @@ def loss(shown: Sequence[Shown]) -> Plot:
 
 def density(shown: Sequence[Shown]) -> Plot:
     """The realised density of the sparse runs, and what was asked for."""
-    sparse = [
-        each for each in shown if any((number(line.get("density")) or 1.0) < 0.999 for line in each.run.steps)
-    ]
+    sparse = [each for each in shown if any((number(step.density) or 1.0) < 0.999 for step in each.run.steps)]
     about = "The part of the gradient that a step's update covers; dashed grey is what was asked for."
     if sparse and (full := [each.label for each in shown if each not in sparse and each.run.steps]):
         about += f" Not drawn, because each of their steps sends everything or nothing: {', '.join(full)}."
@@ -71,9 +69,7 @@ def density(shown: Sequence[Shown]) -> Plot:
     asked: dict[tuple[object, ...], Json] = {}
     for each in sparse:
         n = number(each.run.header.get("n")) or math.nan
-        xs, ys = points(
-            ((line.get("step"), (number(line.get("k")) or math.nan) / n) for line in each.run.steps), log_y=True
-        )
+        xs, ys = points(((step.step, (number(step.k) or math.nan) / n) for step in each.run.steps), log_y=True)
         if any(y is not None and y < 0.999 for y in ys):
             line = trace("asked for", ASKED, thin(xs, ys), place=-1)
             same = tuple(dict.fromkeys(line["y"]))
@@ -107,7 +103,7 @@ def threshold(shown: Sequence[Shown]) -> Plot:
 def residual(shown: Sequence[Shown]) -> Plot:
     """What error feedback holds back: its norm, or the square of it if only that was measured."""
     about = "What error feedback holds back for later steps, mean of the workers; it should level off."
-    if any(number(line.get("residual_norm")) is not None for each in shown for line in each.run.steps):
+    if any(number(step.residual_norm) is not None for each in shown for step in each.run.steps):
         return _step_plot("residual_norm", "residual norm", about, shown, "")
     return _step_plot("error", "residual, squared norm", about, shown, "no run measured it")
 
@@ -117,7 +113,7 @@ def phases(shown: Sequence[Shown]) -> Plot:
     about = "Median time of each phase of a step; what they leave of the whole step is other."
     times: list[tuple[Shown, dict[str, float]]] = []
     for each in shown:
-        raw = [line.get("seconds") or {} for line in each.run.steps]
+        raw = [step.seconds for step in each.run.steps]
         found = {phase: 1e3 * (median(line.get(phase) for line in raw) or 0.0) for phase in (*PHASES, "step")}
         found["other"] = max(0.0, found["step"] - sum(found[phase] for phase in PHASES if phase != "other"))
         if any(found.values()):
@@ -161,4 +157,4 @@ def _step_plot(
 
 
 def _steps(key: str) -> Pairs:
-    return lambda run: [(line.get("step"), line.get(key)) for line in run.steps]
+    return lambda run: [(step.step, getattr(step, key)) for step in run.steps]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gradsieve_lab.report.style import Shown
-from gradsieve_lab.runs.summary import PHASES, Summary
+from gradsieve_lab.runs.step_record import PHASES
+from gradsieve_lab.runs.summary import Summary
 from gradsieve_lab.tasks.base import Metric
 
 UNKNOWN = "—"

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config
 
 
-def bare_state(settings: Settings, rank: int, world_size: int, step: int) -> dict[str, Any]:
+def bare_state(settings: Config, rank: int, world_size: int, step: int) -> dict[str, Any]:
     """What `gradsieve.checkpoint` asks for, and nothing else."""
     return {
         "rank": rank,

@@ -14,9 +14,9 @@ from gradsieve.state import checkpoint
 from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.ddp import sparsify
 from gradsieve_lab.runs.bare_state import bare_state
-from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
+from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
 from gradsieve_lab.runs.methods import DENSE, is_hook
-from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config
 from gradsieve.worlds import ProcessGroupWorld
 
 # torch 2.13 gave this option a new name and warns at the old one.
@@ -30,7 +30,7 @@ class Carrier(Protocol):
     def begin(self) -> None:
         """A backward pass is about to start."""
 
-    def end(self) -> Facts:
+    def end(self) -> Stepped:
         """It has just ended: what was done in it, by phase."""
 
     def save(self, folder: Path, extra: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ class Carrier(Protocol):
         """Read it back; returns `extra`."""
 
 
-def attach(model: torch.nn.Module, settings: Settings) -> tuple[DistributedDataParallel, Carrier]:
+def attach(model: torch.nn.Module, settings: Config) -> tuple[DistributedDataParallel, Carrier]:
     """The model, made data-parallel with the method that the settings name."""
     # Buffers are averaged before they are used: see ProcessEngine.
     ways: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
@@ -56,7 +56,7 @@ def attach(model: torch.nn.Module, settings: Settings) -> tuple[DistributedDataP
 class SieveCarrier:
     """Ours."""
 
-    def __init__(self, ddp: DistributedDataParallel, settings: Settings) -> None:
+    def __init__(self, ddp: DistributedDataParallel, settings: Config) -> None:
         self.sieve = sparsify(
             ddp,
             settings.sparsifier,
@@ -70,9 +70,9 @@ class SieveCarrier:
     def begin(self) -> None:
         pass
 
-    def end(self) -> Facts:
+    def end(self) -> Stepped:
         assert self.sieve.report is not None
-        return facts_of(self.sieve.report)
+        return from_report(self.sieve.report)
 
     def save(self, folder: Path, extra: dict[str, Any]) -> None:
         self.sieve.save(folder, extra)
@@ -85,7 +85,7 @@ class HookCarrier:
     """Plain data-parallel training, or torch's fp16 or PowerSGD hook. They hide communication behind the backward
     pass: what counts as communication is what is left of it after the last gradient was ready."""
 
-    def __init__(self, ddp: DistributedDataParallel, settings: Settings) -> None:
+    def __init__(self, ddp: DistributedDataParallel, settings: Config) -> None:
         self.settings, self.world = settings, ProcessGroupWorld()
         self.n = sum(parameter.numel() for parameter in ddp.parameters())
         self.state: Any = None
@@ -122,13 +122,13 @@ class HookCarrier:
         self._handed = self._calls = 0
         self._inside, self._last = 0.0, time.perf_counter()
 
-    def end(self) -> Facts:
-        return full_facts(
+    def end(self) -> Stepped:
+        return all_at_once(
             self.n,
             collectives=self._calls,
             ring_bytes=ring_all_reduce_bytes(self._handed, self.world.size),
-            select=self._inside,
-            communicate=time.perf_counter() - self._last,
+            select_s=self._inside,
+            communicate_s=time.perf_counter() - self._last,
             exact=self.settings.sparsifier == DENSE,
         )
 
@@ -141,5 +141,5 @@ class HookCarrier:
         return extra
 
     def _state(self, step: int) -> dict[str, Any]:
-        """Nothing but the step: PowerSGD's memory is torch's own and begins anew."""
+        """Nothing but the step: PowerSGD's memory is torch's own and starts from zero."""
         return bare_state(self.settings, self.world.rank, self.world.size, step)

@@ -11,10 +11,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gradsieve.state import checkpoint
 from gradsieve_lab.runs.carriers import attach
-from gradsieve_lab.runs.facts import Facts, facts_of
 from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.learner import Learner
-from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config
+from gradsieve_lab.runs.step_record import Measured, Stepped, from_report
 from gradsieve_lab.tasks import Data, Task
 from gradsieve_lab.tasks.shards import shards
 from gradsieve.virtual import virtual_reducers
@@ -32,7 +32,7 @@ class Engine(Protocol):
     def model(self) -> nn.Module:
         """The model that is evaluated."""
 
-    def step(self, step: int, lr: float) -> Facts:
+    def step(self, step: int, lr: float) -> Stepped:
         """One whole step of every worker: forward, backward, communication, optimizer."""
 
     def mean(self, numbers: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Engine(Protocol):
 class ProcessEngine:
     """One worker, in a process group that exists."""
 
-    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
         self.task, self.data = task, data
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.leads = self.rank == 0
@@ -62,11 +62,11 @@ class ProcessEngine:
         self.ddp, self.carrier = attach(self.model, settings)
         self.replica = Learner(self.model, settings)
 
-    def step(self, step: int, lr: float) -> Facts:
+    def step(self, step: int, lr: float) -> Stepped:
         self.replica.optimizer.zero_grad()
         return updated(self.replica, lr, self._gradients(step))
 
-    def _gradients(self, step: int) -> Facts:
+    def _gradients(self, step: int) -> Stepped:
         begun = time.perf_counter()
         batch = self.feed.batch(step)
         started = time.perf_counter()
@@ -74,12 +74,15 @@ class ProcessEngine:
         middle = time.perf_counter()
         self.carrier.begin()
         loss.backward()
-        facts = self.carrier.end()
-        ended, own = time.perf_counter(), facts.own
-        inside = own["select"] + own["communicate"] + own["measure"]
-        own |= {"loss": loss.item(), "forward": middle - started, "backward": max(0.0, ended - middle - inside)}
-        own["step"] = ended - begun - own["measure"]
-        return facts
+        done = self.carrier.end()
+        ended, own = time.perf_counter(), done.measured
+        inside = own.select_s + own.communicate_s + own.measure_s
+        return done.with_measured(
+            loss=loss.item(),
+            forward_s=middle - started,
+            backward_s=max(0.0, ended - middle - inside),
+            step_s=ended - begun - own.measure_s,
+        )
 
     def mean(self, numbers: Tensor) -> Tensor:
         dist.all_reduce(numbers)
@@ -110,7 +113,7 @@ class VirtualEngine:
 
     leads = True
 
-    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
         self.task, self.data, self.feeds = task, data, feeds
         self.model = task.make_model()
         task.start(self.model)
@@ -129,10 +132,10 @@ class VirtualEngine:
             reducer.open(sum(parameter.numel() for parameter in self.parameters), torch.device("cpu"))
         self.replica = Learner(self.model, settings)
 
-    def step(self, step: int, lr: float) -> Facts:
+    def step(self, step: int, lr: float) -> Stepped:
         return updated(self.replica, lr, self._gradients(step))
 
-    def _gradients(self, step: int) -> Facts:
+    def _gradients(self, step: int) -> Stepped:
         grads, losses, forward, backward = [], [], 0.0, 0.0
         for feed in self.feeds:
             batch = feed.batch(step)
@@ -150,12 +153,15 @@ class VirtualEngine:
             parameter.grad = update[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
         workers = len(self.feeds)
-        each = [facts_of(reducer.report) for reducer in self.reducers if reducer.report is not None]
-        own = {name: sum(facts.own[name] for facts in each) / workers for name in each[0].own}
-        # Nothing was sent anywhere: what the world took to answer is not the time of a network.
-        own |= {"forward": forward / workers, "backward": backward / workers, "communicate": 0.0}
-        own["step"] = own["forward"] + own["backward"] + own["select"]
-        return Facts(each[0].shared, {**own, "loss": sum(losses) / workers})
+        each = [from_report(reducer.report) for reducer in self.reducers if reducer.report is not None]
+        mean = Measured.mean([done.measured for done in each])
+        return Stepped(each[0].exchange, mean).with_measured(
+            loss=sum(losses) / workers,
+            forward_s=forward / workers,
+            backward_s=backward / workers,
+            communicate_s=0.0,  # nothing was sent anywhere: a virtual world's time is not that of a network
+            step_s=(forward + backward) / workers + mean.select_s,
+        )
 
     def mean(self, numbers: Tensor) -> Tensor:
         return numbers
@@ -178,11 +184,12 @@ class VirtualEngine:
         return continued(self.replica, extra)
 
 
-def updated(replica: Learner, lr: float, facts: Facts) -> Facts:
+def updated(replica: Learner, lr: float, done: Stepped) -> Stepped:
     """A step with its optimizer step, which a skipped one does not have, on any worker."""
-    if facts.shared["finite"]:
-        facts.own["step"] += replica.update(lr)
-    return facts
+    if not done.exchange.finite:
+        return done
+    spent = replica.update(lr)
+    return done.with_measured(update_s=spent, step_s=done.measured.step_s + spent)
 
 
 def continued(replica: Learner, extra: dict[str, Any]) -> int:
@@ -191,8 +198,8 @@ def continued(replica: Learner, extra: dict[str, Any]) -> int:
     return int(extra["step"])
 
 
-def make_feeds(task: Task, data: Data, settings: Settings) -> list[Feed]:
-    """One feed a worker, from shards that are the same in every process."""
+def make_feeds(task: Task, data: Data, settings: Config) -> list[Feed]:
+    """One feed per worker, from shards that are the same in every process."""
     pieces = shards(data.labels, settings.workers, settings.skew, settings.seed)
     return [Feed(task, data, piece, settings.batch, settings.seed, rank) for rank, piece in enumerate(pieces)]
 

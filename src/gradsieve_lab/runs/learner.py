@@ -6,13 +6,13 @@ from typing import Any
 from torch import nn
 
 from gradsieve_lab.runs.optimizers import make_optimizer, set_learning_rate
-from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config
 
 
 class Learner:
     """One copy of the model, with an optimizer of its own."""
 
-    def __init__(self, model: nn.Module, settings: Settings) -> None:
+    def __init__(self, model: nn.Module, settings: Config) -> None:
         self.model, self.clip = model, settings.clip
         self.optimizer = make_optimizer(model, settings)
 

@@ -1,8 +1,8 @@
-"""The record of a run: `records.jsonl` in its folder, one JSON object a line.
+"""The record of a run: `records.jsonl` in its folder, one JSON object per line.
 
     {"kind": "run", ...}        first: settings, model size, metric, command, conditions
-    {"kind": "step", ...}       one a training step
-    {"kind": "metric", ...}     one an evaluation; its "step" is how many steps were done by then
+    {"kind": "step", ...}       one per training step: `StepRecord`
+    {"kind": "metric", ...}     one per evaluation; its "step" is how many steps were done by then
     {"kind": "end", ...}        last: why it ended; missing if the run was killed
 
 Lines are only ever added whole, so that a record is valid at any time.
@@ -19,6 +19,7 @@ from typing import Any
 
 from gradsieve._check import BadInput
 from gradsieve_lab._files import write_whole
+from gradsieve_lab.runs.step_record import StepRecord
 from gradsieve_lab.tasks.base import Metric
 
 VERSION = 1
@@ -35,7 +36,7 @@ class Run:
     """A record that was read."""
 
     header: Line
-    steps: list[Line]
+    steps: list[StepRecord]
     metrics: list[Line]
     end: Line | None
     folder: Path
@@ -106,7 +107,15 @@ def read_run(path: Path) -> Run:
     missing = {"name", "settings", "n", "metric", "conditions", "command"} - set(header)
     if missing:
         raise RecordError(f"{file} must have {', '.join(sorted(missing))} in its first line, got none")
-    return Run(header, kinds["step"], kinds["metric"], kinds["end"][-1] if kinds["end"] else None, file.parent)
+    steps = [_step(file, line) for line in kinds["step"]]
+    return Run(header, steps, kinds["metric"], kinds["end"][-1] if kinds["end"] else None, file.parent)
+
+
+def _step(file: Path, line: Line) -> StepRecord:
+    try:
+        return StepRecord.from_line(line)
+    except ValueError as problem:
+        raise RecordError(f"{file} must be a gradsieve record, got a step with {problem}") from None
 
 
 def _read_lines(file: Path) -> list[Line]:
@@ -136,9 +145,9 @@ def cut_back(folder: Path, step: int, settings: Mapping[str, Any]) -> Run:
     """Take back what was recorded after `step` steps were done: the run goes on from there, with these settings."""
     run = read_run(folder)
     header = {**run.header, "settings": dict(settings)}
-    steps = [line for line in run.steps if line["step"] < step]
+    steps = [each for each in run.steps if each.step < step]
     metrics = [line for line in run.metrics if line["step"] <= step]
-    lines = [header, *sorted([*steps, *metrics], key=_moment)]
+    lines = [header, *sorted([*(each.to_line() for each in steps), *metrics], key=_moment)]
     write_whole(folder / NAME, "".join(to_line(line) for line in lines))
     return Run(header, steps, metrics, None, folder)
 

@@ -12,11 +12,11 @@ from gradsieve.state import checkpoint
 from gradsieve.state.checkpoint import CheckpointError
 from gradsieve_lab.runs.bare_state import bare_state
 from gradsieve_lab.runs.engines import score
-from gradsieve_lab.runs.facts import Facts
 from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.learner import Learner
-from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config
 from gradsieve_lab.runs.sharing import SHARINGS, state_tensors
+from gradsieve_lab.runs.step_record import Measured, Stepped
 from gradsieve.share.broadcast import broadcast_
 from gradsieve_lab.tasks import Data, Task
 from gradsieve.worlds import ProcessGroupWorld, VirtualWorld, World
@@ -26,7 +26,7 @@ class _Replicas:
     """The replicas of this process, of workers `ranks`; worker 0's is evaluated, on the whole test set."""
 
     def __init__(
-        self, task: Task, data: Data, feeds: list[Feed], settings: Settings, ranks: Sequence[int], world: World
+        self, task: Task, data: Data, feeds: list[Feed], settings: Config, ranks: Sequence[int], world: World
     ) -> None:
         self.task, self.data, self.settings, self.ranks, self.world = task, data, settings, ranks, world
         self.leads = ranks[0] == 0
@@ -42,18 +42,21 @@ class _Replicas:
     def model(self) -> nn.Module:
         return self.replicas[0].model
 
-    def step(self, step: int, lr: float) -> Facts:
+    def step(self, step: int, lr: float) -> Stepped:
         """The mean of the numbers of the workers here."""
         begun = time.perf_counter()
         passes = [self._learn(*pair, step) for pair in zip(self.replicas, self.feeds, strict=True)]
         self.sharing.before_update()
-        for replica, learnt in zip(self.replicas, passes, strict=True):
-            learnt["update"] = replica.update(lr)
+        updates = [replica.update(lr) for replica in self.replicas]
         each = self.sharing.after_step(step)
         whole = time.perf_counter() - begun
-        rows = [facts.own | learnt for facts, learnt in zip(each, passes, strict=True)]
-        own = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-        return Facts(each[0].shared, {**own, "step": whole / len(rows) - own["measure"]})
+        own = Measured.mean(
+            [
+                done.with_measured(**learnt, update_s=spent).measured
+                for done, learnt, spent in zip(each, passes, updates, strict=True)
+            ]
+        )
+        return Stepped(each[0].exchange, own).with_measured(step_s=whole / len(each) - own.measure_s)
 
     def _learn(self, replica: Learner, feed: Feed, step: int) -> dict[str, float]:
         replica.optimizer.zero_grad()
@@ -63,7 +66,7 @@ class _Replicas:
         middle = time.perf_counter()
         loss.backward()
         ended = time.perf_counter()
-        return {"loss": loss.item(), "forward": middle - started, "backward": ended - middle}
+        return {"loss": loss.item(), "forward_s": middle - started, "backward_s": ended - middle}
 
     def mean(self, numbers: Tensor) -> Tensor:
         """The mean over the processes: here there is one."""
@@ -108,7 +111,7 @@ class _Replicas:
 class ProcessReplica(_Replicas):
     """One worker, in a process group that exists, without DDP."""
 
-    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
         world = ProcessGroupWorld()
         super().__init__(task, data, feeds, settings, [world.rank], world)
 
@@ -120,13 +123,13 @@ class ProcessReplica(_Replicas):
 class VirtualReplicas(_Replicas):
     """All workers, one after the other; or only worker 0 where no other could change what it does."""
 
-    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
+    def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
         size = settings.workers if SHARINGS[settings.sparsifier].needs_all else 1
         super().__init__(task, data, feeds, settings, range(size), VirtualWorld(size))
 
-    def step(self, step: int, lr: float) -> Facts:
-        facts = super().step(step, lr)
-        # Nothing was sent anywhere: what the world took to answer is not the time of a network.
-        facts.own["communicate"] = 0.0
-        facts.own["step"] = sum(facts.own[phase] for phase in ("forward", "backward", "update", "select"))
-        return facts
+    def step(self, step: int, lr: float) -> Stepped:
+        done = super().step(step, lr)
+        own = done.measured
+        spent = own.forward_s + own.backward_s + own.update_s + own.select_s
+        # Nothing was sent anywhere: a virtual world's time is not that of a network.
+        return done.with_measured(communicate_s=0.0, step_s=spent)

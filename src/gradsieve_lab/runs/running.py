@@ -23,6 +23,7 @@ from gradsieve_lab.runs.methods import REPLICATED
 from gradsieve_lab.runs.records import VERSION, Recorder, Run, cut_back, read_run
 from gradsieve_lab.runs.replica_engines import ProcessReplica, VirtualReplicas
 from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config, resolve
 from gradsieve_lab.runs.training import Training
 from gradsieve_lab.netlab.network import network
 from gradsieve_lab.launch import Place, Post, run_workers
@@ -121,13 +122,13 @@ def _check_processes(workers: int) -> None:
         )
 
 
-def _prepare(settings: Settings) -> tuple[Task, Data, list[Feed], Settings]:
+def _prepare(settings: Settings) -> tuple[Task, Data, list[Feed], Config]:
     """Read the data and share them out; whatever is wrong with either is the user's to know."""
     try:
         task = settings.make_task()
         data = task.load()
-        settings = settings.filled(task, task.recipe)
-        return task, data, make_feeds(task, data, settings), settings
+        config = resolve(settings, task)
+        return task, data, make_feeds(task, data, config), config
     except ValueError as error:
         raise BadInput(str(error)) from error
 
@@ -152,33 +153,33 @@ def _join(listen: Listen, stop: Stop, job: tuple[Settings, Path, bool, str]) -> 
 
 def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: str) -> None:
     """One worker's whole run; also all virtual workers'."""
-    task, data, feeds, settings = _prepare(settings)
-    engine = _engine_kind(settings)(task, data, feeds, settings)
-    training = Training(engine, settings, folder, post)
+    task, data, feeds, config = _prepare(settings)
+    engine = _engine_kind(config)(task, data, feeds, config)
+    training = Training(engine, config, folder, post)
     if resume:
         step = training.load()
         if engine.leads:
-            training.go_on(cut_back(folder, step, settings.as_dict()))
+            training.go_on(cut_back(folder, step, config.as_dict()))
     elif engine.leads:
         size = sum(parameter.numel() for parameter in engine.model.parameters())
-        _begin(settings, folder, {"n": size, "metric": asdict(task.METRIC), "command": command})
+        _begin(config, folder, {"n": size, "metric": asdict(task.METRIC), "command": command})
     training.run()
 
 
-def _engine_kind(settings: Settings) -> Callable[..., Engine]:
-    if settings.sparsifier in REPLICATED:
-        return VirtualReplicas if settings.virtual else ProcessReplica
-    return VirtualEngine if settings.virtual else ProcessEngine
+def _engine_kind(config: Config) -> Callable[..., Engine]:
+    if config.sparsifier in REPLICATED:
+        return VirtualReplicas if config.virtual else ProcessReplica
+    return VirtualEngine if config.virtual else ProcessEngine
 
 
-def _begin(settings: Settings, folder: Path, facts: dict[str, Any]) -> None:
+def _begin(config: Config, folder: Path, about: dict[str, Any]) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as problem:
         raise BadInput(f"{folder} could not be made: {problem.strerror}") from problem
-    name = settings.label or settings.sparsifier
-    head = {"kind": "run", "version": VERSION, "name": name, "settings": settings.as_dict()}
-    Recorder(folder).add([{**head, **facts, "conditions": conditions()}])
+    name = config.label or config.sparsifier
+    head = {"kind": "run", "version": VERSION, "name": name, "settings": config.as_dict()}
+    Recorder(folder).add([{**head, **about, "conditions": conditions()}])
 
 
 def command_line(program: str = "gradsieve") -> str:

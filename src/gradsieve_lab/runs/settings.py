@@ -1,4 +1,4 @@
-"""Everything that decides how a run goes: with the same settings, the same run."""
+"""What a user asks for: with the same settings, the same run."""
 
 import math
 import os
@@ -7,20 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
-from gradsieve.density import Budget
-from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, STEADY, Method, as_spent, has_momentum
+from gradsieve_lab.runs.methods import AVERAGE, PEERS, STEADY, Method
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, Link, parse_links
 from gradsieve_lab.tasks import TASKS, Task, make_task
-from gradsieve_lab.tasks.base import Recipe
 
 OPTIMIZERS, DECAYS = ("sgd", "adam"), ("cosine", "constant")
 _LIMITS = {"skew": 1.0, "momentum": 1.0, "warm_up": 1.0, "weight_decay": math.inf, "clip": math.inf}
-_EVALUATIONS = 20  # in a run, if the user does not say
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run. Zero, empty or None stand for what the task's recipe says; `filled` puts that in their place."""
+    """One run as a user asked for it. Zero, empty or None leave the choice to the task's recipe: see `Config`."""
 
     task: str
     sparsifier: str = "exdyna"
@@ -109,37 +106,6 @@ class Settings:
             values=method.values,
             spend=method.spend,
         )
-
-    def filled(self, task: Task, recipe: Recipe) -> "Settings":
-        """All decided: what was left open is as the recipe has it, the learning rate scaled to the batch."""
-        batch, steps = self.batch or recipe.batch, self.steps or recipe.steps
-        together = 1 if self.sparsifier == ALONE else self.workers  # whose examples a step learns from
-        scale = batch * together / recipe.base_batch if recipe.base_batch and not self.lr else 1.0
-        # Adam's steps do not grow with the gradient: its rate follows the noise, that is the square root.
-        optimizer = self.optimizer or recipe.optimizer
-        chosen = {name: getattr(self, name) for name in ("momentum", "weight_decay", "warm_up", "clip")}
-        return replace(
-            self,
-            dataset=task.dataset,
-            model=task.model,
-            batch=batch,
-            steps=steps,
-            optimizer=optimizer,
-            lr=self.lr or recipe.lr * (scale**0.5 if optimizer == "adam" else scale),
-            decay=self.decay or recipe.decay,
-            eval_every=self.eval_every or max(1, round(steps / _EVALUATIONS)),
-            **{name: getattr(recipe, name) if value is None else value for name, value in chosen.items()},
-        )
-
-    def all_options(self) -> dict[str, Any]:
-        """The sparsifier's options, with SGD's momentum where it is the sparsifier's."""
-        if not has_momentum(self.sparsifier):
-            return self.options
-        return {"momentum": (self.momentum or 0.0) if self.optimizer == "sgd" else 0.0, **self.options}
-
-    def make_density(self) -> float | Budget:
-        """What the reducer is given: a density for every step, or a budget for the run."""
-        return as_spent(self.density, self.spend, self.steps)
 
     def make_task(self) -> Task:
         """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says.

@@ -3,14 +3,15 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.methods import ALONE, AVERAGE, SHARE
-from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config
+from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
 from gradsieve.density import as_density
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -27,12 +28,12 @@ class Sharing(Protocol):
 
     needs_all: ClassVar[bool]  # False: a replica never hears of the others, worker 0 alone gives the metric
 
-    def __init__(self, replicas: Sequence[Learner], world: World, settings: Settings) -> None: ...
+    def __init__(self, replicas: Sequence[Learner], world: World, settings: Config) -> None: ...
 
     def before_update(self) -> None:
         """Called once all replicas here have their gradients, before their optimizers use them."""
 
-    def after_step(self, step: int) -> list[Facts]:
+    def after_step(self, step: int) -> list[Stepped]:
         """Called once all replicas here have taken optimizer step `step`; returns what each of them sent."""
 
     def evaluated(self) -> AbstractContextManager[None]:
@@ -50,14 +51,14 @@ class Alone:
 
     needs_all: ClassVar[bool] = False
 
-    def __init__(self, replicas: Sequence[Learner], world: World, settings: Settings) -> None:
+    def __init__(self, replicas: Sequence[Learner], world: World, settings: Config) -> None:
         self.replicas = replicas
 
     def before_update(self) -> None:
         pass
 
-    def after_step(self, step: int) -> list[Facts]:
-        return [full_facts(0) for _ in self.replicas]
+    def after_step(self, step: int) -> list[Stepped]:
+        return [all_at_once(0) for _ in self.replicas]
 
     def evaluated(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -74,11 +75,11 @@ class Average(Alone):
 
     needs_all: ClassVar[bool] = True
 
-    def __init__(self, replicas: Sequence[Learner], world: World, settings: Settings) -> None:
+    def __init__(self, replicas: Sequence[Learner], world: World, settings: Config) -> None:
         super().__init__(replicas, world, settings)
         self.world, self.every, self.steps = world, settings.options["every"], settings.steps
 
-    def after_step(self, step: int) -> list[Facts]:
+    def after_step(self, step: int) -> list[Stepped]:
         done = step + 1
         if done % self.every and done != self.steps:
             return super().after_step(step)
@@ -87,12 +88,12 @@ class Average(Alone):
         seconds = (time.perf_counter() - started) / len(self.replicas)
         n = sum(parameter.numel() for parameter in self.replicas[0].model.parameters())
         return [
-            full_facts(
+            all_at_once(
                 n,
                 collectives=sent.calls,
                 ring_bytes=sent.ring_bytes,
-                select=max(0.0, seconds - sent.seconds),
-                communicate=sent.seconds,
+                select_s=max(0.0, seconds - sent.seconds),
+                communicate_s=sent.seconds,
             )
             for sent in (ledger.total for ledger in meter.ledgers)
         ]
@@ -103,7 +104,7 @@ class Share(Alone):
 
     needs_all: ClassVar[bool] = True
 
-    def __init__(self, replicas: Sequence[Learner], world: World, settings: Settings) -> None:
+    def __init__(self, replicas: Sequence[Learner], world: World, settings: Config) -> None:
         super().__init__(replicas, world, settings)
         options, self.world, self.steps = dict(settings.options), world, settings.steps
         delay, name = options.pop("delay"), options.pop("sparsifier")
@@ -139,7 +140,7 @@ class Share(Alone):
             parameters = [list(replica.model.parameters()) for replica in self.replicas]
             self._meter.run([average_gradients_(each) for each in parameters])
 
-    def after_step(self, step: int) -> list[Facts]:
+    def after_step(self, step: int) -> list[Stepped]:
         if self._dense:
             for worker in self.workers:
                 worker.weights.agree_()
@@ -149,20 +150,21 @@ class Share(Alone):
             self._meter.run([average_(state_tensors(replica.model), self.world.size) for replica in self.replicas])
             for worker in self.workers:
                 worker.weights.agree_()
-        return [self._facts(number, applied) for number in range(len(self.workers))]
+        return [self._stepped(number, applied) for number in range(len(self.workers))]
 
-    def _facts(self, number: int, applied: bool) -> Facts:
+    def _stepped(self, number: int, applied: bool) -> Stepped:
         """What one worker sent: the round that was applied, and what was sent as a whole."""
         report = self.workers[number].report
-        found = facts_of(report) if applied and report is not None else full_facts(0)
-        if self._meter.ledgers:
-            whole, n = self._meter.ledgers[number].total, self.workers[number].weights.n
-            full = full_facts(n, collectives=whole.calls, ring_bytes=whole.ring_bytes, communicate=whole.seconds)
-            found.shared |= {name: full.shared[name] for name in ("density", "k", "union", "selected")}
-            found.shared["collectives"] += whole.calls
-            for name in ("bytes", "communicate"):
-                found.own[name] += full.own[name]
-        return found
+        found = from_report(report) if applied and report is not None else all_at_once(0)
+        if not self._meter.ledgers:
+            return found
+        whole, n = self._meter.ledgers[number].total, self.workers[number].weights.n
+        calls = found.exchange.collectives + whole.calls
+        exchange = replace(found.exchange, density=1.0, k=n, union=n, selected=n, collectives=calls)
+        return replace(found, exchange=exchange).with_measured(
+            bytes=found.measured.bytes + whole.ring_bytes,
+            communicate_s=found.measured.communicate_s + whole.seconds,
+        )
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

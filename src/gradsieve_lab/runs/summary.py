@@ -7,9 +7,9 @@ from typing import Any
 
 from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve_lab.runs.gains import gains_kept
-from gradsieve_lab.runs.records import Line, Run
+from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.step_record import PHASES, StepRecord
 
-PHASES = ("forward", "backward", "select", "communicate", "step")
 _CLOSE = 0.05  # a step's density counts as kept within this fraction of the target
 
 
@@ -67,7 +67,7 @@ def summarise(run: Run) -> Summary:
     total = sum(_known(steps, "bytes"))
     errors, norms, buildups = (_known(steps, name) for name in ("error", "residual_norm", "buildup"))
     losses = _known(steps, "loss")
-    phases = {f"{phase}_ms": _median_ms(line["seconds"].get(phase) for line in steps) for phase in PHASES}
+    phases = {f"{phase}_ms": _median_ms(step.seconds.get(phase) for step in steps) for phase in PHASES}
     return Summary(
         method=run.name,
         task=settings["task"],
@@ -97,7 +97,7 @@ def summarise(run: Run) -> Summary:
         imbalance_mean=_mean(_known(steps, "imbalance")),
         buildup_mean=_mean(buildups) if buildups else None,
         **phases,
-        seconds=sum(line["seconds"]["step"] for line in steps),
+        seconds=sum(step.seconds.get("step") or 0.0 for step in steps),
         end=run.end["reason"] if run.end else "unfinished",
     )
 
@@ -107,8 +107,8 @@ def dense_bytes(run: Run) -> float:
     return ring_all_reduce_bytes(4 * run.header["n"], run.settings["workers"])
 
 
-def _known(lines: list[Line], name: str) -> list[Any]:
-    return [line[name] for line in lines if line.get(name) is not None]
+def _known(steps: list[StepRecord], name: str) -> list[Any]:
+    return [value for step in steps if (value := getattr(step, name)) is not None]
 
 
 def _mean(values: list[Any]) -> float:

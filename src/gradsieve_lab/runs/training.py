@@ -8,10 +8,10 @@ import torch
 
 from gradsieve_lab.runs.board import Board
 from gradsieve_lab.runs.engines import Engine
-from gradsieve_lab.runs.facts import OWN, SECONDS, Facts
 from gradsieve_lab.runs.optimizers import learning_rate
 from gradsieve_lab.runs.records import Line, Recorder, Run
-from gradsieve_lab.runs.settings import Settings
+from gradsieve_lab.runs.config import Config
+from gradsieve_lab.runs.step_record import Measured, Stepped, StepRecord
 from gradsieve_lab.launch import Post
 
 _AGREE_EVERY_S = 0.5  # workers talk about records and stopping about so often
@@ -20,7 +20,7 @@ _MOST_STEPS = 50  # and after so many steps at the latest
 
 @dataclass(frozen=True)
 class Progress:
-    """What a person who waits wants to know."""
+    """Progress of a run, for the live display."""
 
     label: str
     step: int
@@ -35,14 +35,14 @@ class Progress:
 class Training:
     """One run from its first or next step to its end. Every process of the run has one; the leader's records."""
 
-    def __init__(self, engine: Engine, settings: Settings, folder: Path, post: Post) -> None:
+    def __init__(self, engine: Engine, settings: Config, folder: Path, post: Post) -> None:
         self.engine, self.settings, self.folder, self.post = engine, settings, folder, post
         self.recorder = Recorder(folder)
         self.done = 0
         self.stopping = False
         self.bytes = self.seconds = 0.0
         self.metric: float | None = None
-        self._waiting: list[tuple[int, Facts]] = []
+        self._waiting: list[tuple[int, float, Stepped]] = []
         self._patience = 1
 
     def run(self) -> str:
@@ -71,11 +71,9 @@ class Training:
 
     def _step(self, step: int) -> None:
         lr = learning_rate(self.settings, step)
-        facts = self.engine.step(step, lr)
+        done = self.engine.step(step, lr)
         before, self._counted = self._counted, self._counter()
-        facts.own["wire_bytes"] = self._counted - before
-        facts.shared["lr"] = lr
-        self._waiting.append((step, facts))
+        self._waiting.append((step, lr, done.with_measured(wire_bytes=self._counted - before)))
 
     def _counter(self) -> float:
         """What this host has sent by its interface's own count, if it is one of a lab."""
@@ -83,41 +81,38 @@ class Training:
 
     def _agree(self) -> None:
         """Average what the workers measured, record it, and find out whether anyone wants to stop."""
-        rows = [[facts.own[name] for name in OWN] for _, facts in self._waiting]
-        flat = torch.tensor(rows, dtype=torch.float64).flatten()
-        told = self.engine.mean(
-            torch.cat([flat, torch.tensor([float(self.post.stop_requested())], dtype=torch.float64)])
-        )
-        means, self.stopping = told[:-1].view(-1, len(OWN)).tolist(), bool(told[-1] > 0)
-        lines = [self._line(step, facts, mean) for (step, facts), mean in zip(self._waiting, means, strict=True)]
-        self._waiting = []
-        spent = sum(line["seconds"]["step"] for line in lines)
-        self._patience = min(_MOST_STEPS, max(1, round(_AGREE_EVERY_S * len(lines) / max(spent, 1e-9))))
+        waiting, self._waiting = self._waiting, []
+        rows = torch.tensor([done.measured.to_row() for _, _, done in waiting], dtype=torch.float64)
+        wish = torch.tensor([float(self.post.stop_requested())], dtype=torch.float64)
+        replies = self.engine.mean(torch.cat([rows.flatten(), wish]))
+        self.stopping = bool(replies[-1] > 0)
+        means = [Measured(*row) for row in replies[:-1].view(rows.shape).tolist()]
+        records = [
+            StepRecord.of(step, lr, done.exchange, mean)
+            for (step, lr, done), mean in zip(waiting, means, strict=True)
+        ]
+        spent = sum(mean.step_s for mean in means)
+        self._patience = min(_MOST_STEPS, max(1, round(_AGREE_EVERY_S * len(means) / max(spent, 1e-9))))
         self.seconds += spent
-        self.bytes += sum(line["bytes"] for line in lines)
+        self.bytes += sum(mean.bytes for mean in means)
         if self.engine.leads:
-            self._record(lines)
-            self._show(lines[-1])
-
-    def _line(self, step: int, facts: Facts, mean: list[float]) -> Line:
-        own = dict(zip(OWN, mean, strict=True))
-        seconds = {name: own.pop(name) for name in SECONDS}
-        return {"kind": "step", "step": step, **facts.shared, **own, "seconds": seconds}
+            self._record([record.to_line() for record in records])
+            self._show(records[-1])
 
     def _record(self, lines: list[Line]) -> None:
         self.recorder.add(lines)
         self.board.add(lines)
 
-    def _show(self, last: Line) -> None:
+    def _show(self, last: StepRecord) -> None:
         settings = self.settings
         self.post.tell(
             Progress(
                 label=settings.label or settings.sparsifier,
                 step=self.done,
                 steps=settings.steps,
-                loss=last["loss"],
+                loss=math.nan if last.loss is None else last.loss,
                 metric=self.metric,
-                density=last["density"],
+                density=last.density,
                 bytes=self.bytes,
                 seconds=self.seconds,
             )
@@ -141,7 +136,7 @@ class Training:
 
     def go_on(self, record: Run) -> None:
         """Count on from what was recorded up to the checkpoint."""
-        self.bytes = sum(line["bytes"] for line in record.steps)
-        self.seconds = sum(line["seconds"]["step"] for line in record.steps)
+        self.bytes = sum(step.bytes for step in record.steps)
+        self.seconds = sum(step.seconds.get("step") or 0.0 for step in record.steps)
         if record.metrics:
             self.metric = record.metrics[-1]["value"]
