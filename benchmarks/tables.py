@@ -179,17 +179,9 @@ def numbers(rows: Rows, column: str) -> list[float]:
 
 
 def density() -> str:
-    """A line a case, cell and method."""
+    """A line per case, cell and method; budgets have a table of their own."""
     (table,) = outcome("density-control")["finding"]["tables"]
-    return markdown(table["heads"], table["rows"])
-
-
-def claims() -> str:
-    checks = outcome("density-control")["finding"]["checks"]
-    return markdown(
-        ["asked for", "found", "holds"],
-        ([c["criterion"], c["found"], "yes" if c["holds"] else "no"] for c in checks),
-    )
+    return markdown(table["heads"], (row for row in table["rows"] if "budget" not in row))
 
 
 def verdicts() -> str:
@@ -226,7 +218,7 @@ def outcome(name: str) -> dict[str, Any]:
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
-    "docs/density.md": {"density": density, "claims": claims},
+    "docs/density.md": {"density": density},
     "docs/judges.md": {"judges": judges},
     "docs/share.md": {"five": five, "gpt": gpt, "local": local, "sharing": sharing},
     "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria, "notes": notes},

@@ -35,7 +35,7 @@ class Tuned:
 
 
 def equal_bits(shelf: Shelf, name: str, settings: Settings, k: int, first: float, enough: float) -> Tuned:
-    """The threshold for a run that is to send k elements a worker and step in the mean; kept on the shelf.
+    """The threshold for a run that is to send k elements a worker and step on average; kept on the shelf.
 
     first: the threshold that is tried before others, and taken if its total is within the fraction `enough`.
     """

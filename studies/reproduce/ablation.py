@@ -114,7 +114,7 @@ def judge(found: Measured) -> Finding:
         ),
         Check(
             "fixed threshold (the authors' first one, 1 / (2 sqrt(k))): the density is farther from the target",
-            f"off by {fixed.density_off:.1%} against {whole.density_off:.1%} in the mean over the steps",
+            f"off by {fixed.density_off:.1%} against {whole.density_off:.1%} on average over the steps",
             fixed.density_off > whole.density_off,
         ),
         Check(

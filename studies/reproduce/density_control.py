@@ -96,8 +96,8 @@ class Row:
     method: str
     metric: Metric
     scores: tuple[float, ...]  # by seed
-    losses: tuple[float, ...]  # by seed, of the last tenth of the steps; infinite if training came apart
-    total_errors: tuple[float, ...]  # by seed; infinite if training came apart
+    losses: tuple[float, ...]  # by seed, of the last tenth of the steps; infinite if training diverged
+    total_errors: tuple[float, ...]  # by seed; infinite if training diverged
     sent: float  # elements, of those that the density asks for
     worst_sent: float  # the seed that is farthest from 1
     within_5pct: float  # of the steps after the first, in the worst seed
@@ -230,7 +230,7 @@ def judge(rows: Sequence[Row]) -> list[Check]:
     if not pairs:
         return []
     steady, budget = [one for one, _ in pairs], [other for _, other in pairs]
-    # Training that came apart did not do its steps: those that are called off are not of the budget.
+    # Training that diverged did not do its steps: those that are skipped are not of the budget.
     whole = [row for row in budget if math.inf not in row.losses] or budget
     worst = max(whole, key=lambda row: abs(row.worst_sent - 1))
     checks = [
@@ -241,7 +241,7 @@ def judge(rows: Sequence[Row]) -> list[Check]:
             all(row.within_5pct == 1 for row in steady),
         ),
         Check(
-            f"budget: the total within {TOLERANCE:.0%}, wherever training did not come apart, with every seed",
+            f"budget: the total within {TOLERANCE:.0%}, wherever training did not diverge, with every seed",
             f"farthest {worst.worst_sent:.4f} ({_cell(worst)})",
             abs(worst.worst_sent - 1) <= TOLERANCE,
         ),
@@ -254,7 +254,7 @@ def judge(rows: Sequence[Row]) -> list[Check]:
 
 
 def _judge_case(pairs: Sequence[tuple[Row, Row]], bound: float) -> list[Check]:
-    """Budget against steady, where training did not come apart; the first pair is the case's own cell."""
+    """Budget against steady, where training did not diverge; the first pair is the case's own cell."""
     (steady, budget), ratios = pairs[0], [_ratio(one, other) for one, other in pairs]
     everywhere = f", {geometric_mean(ratios):.2f}x over {len(pairs)} cells" if len(pairs) > 1 else ""
     gained, error = gain(budget.scores, steady.scores)
@@ -293,7 +293,7 @@ def _mean(row: Row) -> float:
 
 
 def _ratio(steady: Row, other: Row) -> float:
-    """Of total errors, over the seeds that both have; not finite if training came apart."""
+    """Of total errors, over the seeds that both have; not finite if training diverged."""
     both = min(len(steady.total_errors), len(other.total_errors))
     base = fmean(steady.total_errors[:both])
     return fmean(other.total_errors[:both]) / base if 0 < base < math.inf else math.nan
@@ -302,7 +302,7 @@ def _ratio(steady: Row, other: Row) -> float:
 def _shown(steady: Row, row: Row) -> str:
     """The ratio of total errors as the table has it."""
     if math.inf in row.total_errors:
-        return "came apart"
+        return "diverged"
     return "" if math.inf in steady.total_errors else f"{_ratio(steady, row):.2f}x"
 
 

@@ -79,7 +79,7 @@ def judge(found: Measured) -> Finding:
     densities = sorted({density for _, density in trained})
     checks = [
         Check(
-            f"skewed layers, P = {size}: ExDyna below MiCRO in the mean after {SETTLED} steps",
+            f"skewed layers, P = {size}: ExDyna below MiCRO on average after {SETTLED} steps",
             f"{means[OURS, size]:.3f} against {means[STATIC, size]:.3f}",
             means[OURS, size] < means[STATIC, size],
         )
@@ -87,7 +87,7 @@ def judge(found: Measured) -> Finding:
     ]
     checks += [
         Check(
-            f"training, density {density:g}: ExDyna below MiCRO in the mean after {SETTLED} steps",
+            f"training, density {density:g}: ExDyna below MiCRO on average after {SETTLED} steps",
             f"{ours:.3f} against {static:.3f}",
             ours < static,
         )
@@ -96,7 +96,7 @@ def judge(found: Measured) -> Finding:
     ]
     checks += [
         Check(
-            f"skewed layers, P = {size}: ours below {BALANCED:g} in the mean after {SETTLED} steps",
+            f"skewed layers, P = {size}: ours below {BALANCED:g} on average after {SETTLED} steps",
             f"{means[OURS, size]:.3f}; {_below(values):.0%} of the steps, worst {max(values):.3f}",
             means[OURS, size] < BALANCED,
         )
@@ -127,7 +127,7 @@ def judge(found: Measured) -> Finding:
     chance = ", ".join(f"{value:.3f} (P = {size})" for size, value in found.chance.items())
     note = (
         f"{found.conditions} If each selected element fell to a worker by chance, all of them alike, f would be "
-        f"{chance} in the mean: nothing that decides before it has seen the step can do better."
+        f"{chance} on average: nothing that decides before it has seen the step can do better."
     )
     early = {case: fmean(values[:SETTLED]) for case, values in found.trainings.items()}
     for density in densities:
