@@ -19,11 +19,16 @@ WARM_UP = 12  # steps that do not count
 PLAIN, ALONE, OURS = "plain DDP", "compute alone", "exdyna"
 BF16, FP8 = "exdyna, bf16 values", "exdyna, fp8 values"
 NARROW = {BF16: "bf16", FP8: "fp8"}
-SHARE, LATE, AUTO = "share", "share, delay=1", "share, delay=1, auto"
-SHARING: dict[str, dict[str, Any]] = {SHARE: {}, LATE: {"delay": 1}, AUTO: {"delay": 1, "density": "auto"}}
+SHARE, LATE, LATE_FP8, AUTO = "share", "share, delay=1", "share, delay=1, fp8 values", "share, delay=1, auto"
+SHARING: dict[str, dict[str, Any]] = {
+    SHARE: {},
+    LATE: {"delay": 1},
+    LATE_FP8: {"delay": 1, "values": "fp8"},
+    AUTO: {"delay": 1, "density": "auto"},
+}
 STREAK = 16  # steps in a row where an exchange reaches into the next step; the last one waits for its own
 POWERSGD = ("PowerSGD rank 1", "PowerSGD rank 4")
-SPARSE = ("topk", "cltk", "sidco", "hard_threshold", "micro", OURS)
+SPARSE = ("topk", "cltk", "sidco", "hard_threshold", "micro", OURS, "shared_threshold")
 CASES = (PLAIN, "fp16 hook", *POWERSGD, *SPARSE, *NARROW, *SHARING, ALONE)
 _FEW_NEED = 2  # steps of warm-up for cases that have no state but DDP's buckets
 
