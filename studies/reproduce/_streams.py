@@ -1,6 +1,6 @@
 """Gradients out of a generator, through real reducers: no model, no training.
 
-Every worker's gradient is a signal that all share and noise of its own. Both are cut, at places drawn again in every
+Every worker's gradient is a signal that all share and noise of its own. Both are cut, at places drawn in every
 step, out of one long normal sequence: as good as fresh numbers at any single position, and much cheaper. A profile
 makes parts of the vector louder.
 """

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradsieve.state import checkpoint
 from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.ddp import sparsify
-from gradsieve_lab.runs.bare_state import bare_state
-from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
-from gradsieve_lab.runs.methods import DENSE, is_hook
-from gradsieve_lab.runs.config import Config
+from gradsieve.state import checkpoint
 from gradsieve.worlds import ProcessGroupWorld
+from gradsieve_lab.runs.bare_state import bare_state
+from gradsieve_lab.runs.config import Config
+from gradsieve_lab.runs.methods import DENSE, is_hook
+from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
 
 # torch 2.13 gave this option a new name and warns at the old one.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters

@@ -41,10 +41,7 @@ def resolve(settings: Settings, task: Task) -> Config:
     # Adam's steps do not grow with the gradient: its rate follows the noise, that is the square root.
     optimizer = settings.optimizer or recipe.optimizer
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    chosen = {
-        name: getattr(recipe, name) if given[name] is None else given[name]
-        for name in _FROM_RECIPE
-    }
+    chosen = {name: getattr(recipe, name) if given[name] is None else given[name] for name in _FROM_RECIPE}
     decided = {
         "dataset": task.dataset,
         "model": task.model,

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from gradsieve_lab.runs.optimizers import make_optimizer, set_learning_rate
 from gradsieve_lab.runs.config import Config
+from gradsieve_lab.runs.optimizers import make_optimizer, set_learning_rate
 
 
 class Learner:

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import nn
 
-from gradsieve_lab.runs.methods import has_momentum
-from gradsieve_lab.runs.config import Config
 from gradsieve.share.adamw import ReplicaAdamW
+from gradsieve_lab.runs.config import Config
+from gradsieve_lab.runs.methods import has_momentum
 
 
 def make_optimizer(model: nn.Module, settings: Config) -> torch.optim.Optimizer:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
-from gradsieve_lab.runs.methods import AVERAGE, PEERS, STEADY, Method
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, Link, parse_links
+from gradsieve_lab.runs.methods import AVERAGE, PEERS, STEADY, Method
 from gradsieve_lab.tasks import TASKS, Task, make_task
 
 OPTIMIZERS, DECAYS = ("sgd", "adam"), ("cosine", "constant")

@@ -8,10 +8,6 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from gradsieve_lab.runs.learner import Learner
-from gradsieve_lab.runs.methods import ALONE, AVERAGE, SHARE
-from gradsieve_lab.runs.config import Config
-from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
 from gradsieve.density import as_density
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -21,6 +17,10 @@ from gradsieve.share.parameters import second_moments, shared_parameters
 from gradsieve.share.replica import Replica
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.worlds import Meter, ProcessGroupWorld, World
+from gradsieve_lab.runs.config import Config
+from gradsieve_lab.runs.learner import Learner
+from gradsieve_lab.runs.methods import ALONE, AVERAGE, SHARE
+from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
 
 
 class Sharing(Protocol):

@@ -1,7 +1,7 @@
 """One training step as a value: measured by an engine, averaged over the workers, written, read, and reported.
 
-    Exchange, Measured   what one worker knows of a step
-    StepRecord           the step of a run: what all workers share, and the mean of what they measured
+Exchange, Measured   what one worker knows of a step
+StepRecord           the step of a run: what all workers share, and the mean of what they measured
 """
 
 import math
