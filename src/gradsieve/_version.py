@@ -1,1 +1,8 @@
-__version__ = "0.1.0"
+"""The version, as it was when the package was built: that of the tag, see `[tool.hatch.version]` in pyproject.toml."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("gradsieve")
+except PackageNotFoundError:  # the sources on sys.path, without an installation
+    __version__ = "0+unknown"
