@@ -1,7 +1,7 @@
 """Several hosts on one machine: network namespaces, joined by a switch in another, over links of a given rate.
 
-No interface and no address ever exists outside the namespaces. They have no names, only open files of the process that
-made them: when it ends, however it ends, the kernel removes them.
+No interface and no address ever exists outside the namespaces. They have no names, only open files of the process
+that made them: when it ends, however it ends, the kernel removes them.
 """
 
 import os
