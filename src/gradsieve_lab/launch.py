@@ -37,6 +37,7 @@ _PRELOAD = ["gradsieve_lab.runs.running", "torch.distributed", "torch.nn.paralle
 
 _SCRATCH = re.compile(r"gradsieve-(\d+-\d+)")
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of Linux
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _MALLOC = {-1: 1 << 30, -3: 1 << 25}  # glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD as high as glibc itself goes
 
 
@@ -44,19 +45,36 @@ class WorkerFailed(RuntimeError):
     """A worker raised an error or was killed; the message holds its traceback."""
 
 
+def new_network() -> None:
+    """Move this thread into a new network namespace, without any interface that is up."""
+    _checked(_LIBC.unshare(_NEW_NETWORK))
+
+
+def enter_network(namespace: str) -> None:
+    """Move this thread into the network namespace of a file."""
+    file = os.open(namespace, os.O_RDONLY)
+    try:
+        _checked(_LIBC.setns(file, _NEW_NETWORK))
+    finally:
+        os.close(file)
+
+
+def _checked(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a worker's sockets are: in a network namespace (by default where it was started), on an interface."""
 
-    namespace: str = ""
+    namespace: str = ""  # a file of it
     interface: str = "lo"
 
     def enter(self) -> None:
         """Go there, before there are threads: a thread takes the namespace of the one that starts it."""
         if self.namespace:
-            with open(f"/run/netns/{self.namespace}") as file:
-                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
-                    raise OSError(ctypes.get_errno(), f"could not enter the network namespace {self.namespace}")
+            enter_network(self.namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = self.interface
 
     def sent(self) -> tuple[int, int]:
@@ -217,7 +235,7 @@ def _keep_freed_memory() -> None:
     """Ask glibc not to give freed gradients back to the system: each step would take them again, page by page."""
     with suppress(AttributeError):  # another C library
         for setting, size in _MALLOC.items():
-            ctypes.CDLL(None).mallopt(setting, size)
+            _LIBC.mallopt(setting, size)
 
 
 def _die_with_the_starter() -> None:

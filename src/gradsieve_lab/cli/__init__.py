@@ -11,6 +11,7 @@ import typer
 from gradsieve_lab.cli import bench, lab, runs
 from gradsieve_lab.cli.common import AsJson, console, print_json
 from gradsieve_lab.conditions import conditions
+from gradsieve_lab.netlab.rootless import may_restart
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +31,7 @@ app.add_typer(lab.app, name="lab")
 
 def main() -> None:
     """The console script."""
+    may_restart()
     app()
 
 

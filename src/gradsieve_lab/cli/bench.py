@@ -12,8 +12,8 @@ from gradsieve._check import BadInput, at_least, fraction
 from gradsieve_lab.bench.timing import Row, write_csv
 from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, foot, print_json, table
 from gradsieve_lab.conditions import conditions
-from gradsieve_lab.netlab.network import check_possible
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, parse_links
+from gradsieve_lab.netlab.rootless import enter_lab
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,7 +112,7 @@ def lab(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """A DDP step between hosts with slow links (Linux, root).
+    """A DDP step between hosts with slow links (Linux).
 
     Cases that take very long are repeated less often, three times at least.
 
@@ -129,7 +129,7 @@ def lab(
             parse_links(rate, hosts)
         chosen = parse_cases(cases, PLAIN, ALONE)
         check_out(out)
-        check_possible()
+        enter_lab()
     rows = []
     with _progress(hidden=as_json) as progress:
         task = progress.add_task("", total=len(wanted))
@@ -157,7 +157,7 @@ def wire(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bytes for each element sent, metered and counted (Linux, root).
+    """Bytes for each element sent, metered and counted (Linux).
 
     Example: gradsieve bench wire --density 0.01
     """
@@ -168,7 +168,7 @@ def wire(
         at_least("steps", steps, 1)
         parse_links(DEFAULT_RATE, hosts)
         check_out(out)
-        check_possible()
+        enter_lab()
     rows = bench_wire(hosts, density, steps)
     if _deliver(rows, out, as_json):
         return

@@ -7,15 +7,16 @@ import typer
 
 from gradsieve._check import BadInput
 from gradsieve_lab.cli.common import clear_errors, refuse
-from gradsieve_lab.netlab.network import check_possible, network, remove_leftovers
+from gradsieve_lab.netlab.network import network
 from gradsieve_lab.netlab.programs import run_everywhere
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, parse_links
+from gradsieve_lab.netlab.rootless import enter_lab
 from gradsieve_lab.runs.running import Stop
 
 OWN = ("train", "compare")  # commands that know of labs themselves
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Hosts in network namespaces, joined by slow links (Linux, root).
+    help="""Hosts in network namespaces, joined by slow links (Linux).
 
     Example: gradsieve lab run --hosts 4 --rate 100mbit -- train mlp""",
 )
@@ -40,7 +41,7 @@ def run(
         links = parse_links(rate, hosts)
         if not command:
             raise BadInput(f"lab run must be told what to run: -- {' ..., -- '.join(OWN)} ..., or a program")
-        check_possible()
+        enter_lab()
     if command[0] in OWN:
         whole: Any = context.find_root().command
         whole.main([*command, "--lab-hosts", str(hosts), "--lab-rate", rate], prog_name="gradsieve")
@@ -50,17 +51,3 @@ def run(
     with clear_errors(), stop.watching(), network(links) as made:
         code = run_everywhere(made, command, stop.requested)
     raise typer.Exit(128 + stop.signal if stop.signal else code if code >= 0 else 128 - code)
-
-
-@app.command()
-def clean() -> None:
-    """Remove what killed labs left behind.
-
-    Every lab does so when it starts.
-
-    Example: gradsieve lab clean
-    """
-    with clear_errors():
-        check_possible()
-    left = remove_leftovers()
-    typer.echo(f"removed {len(left)} namespaces" if left else "nothing was left behind")

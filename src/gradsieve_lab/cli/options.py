@@ -18,7 +18,7 @@ _FROM_RECIPE = "default: the task's recipe."
 _OPTIONS = {
     "density": _option(float, "Fraction of the gradient to send in a step, in (0, 1].", 0.01),
     "workers": _option(int | None, "How many workers; default: 4, or one a lab host.", None),
-    "lab_hosts": _option(int, "Run on so many hosts in network namespaces (root).", 0),
+    "lab_hosts": _option(int, "Run on this many hosts, with slow links between them (Linux).", 0),
     "lab_rate": _option(str, "Their links: 100mbit, or up/down, or one each; default: 1gbit.", ""),
     "steps": _option(int, f"Training steps; {_FROM_RECIPE}", 0),
     "batch": _option(int, f"Examples of one worker in a step; {_FROM_RECIPE}", 0),
@@ -35,7 +35,7 @@ _OPTIONS = {
     "clip": _option(float | None, f"Largest gradient norm, 0 for no limit; {_FROM_RECIPE}", None),
     "warm_up": _option(float | None, f"Fraction of steps with a rising rate; {_FROM_RECIPE}", None),
     "decay": _option(str, f"cosine or constant learning rate; {_FROM_RECIPE}", ""),
-    "dense_steps": _option(int, "So many first steps send everything.", 0),
+    "dense_steps": _option(int, "Initial steps that send the full gradient.", 0),
     "seed": _option(int, "Same seed, same run.", 0),
     "eval_every": _option(int, "Steps between evaluations; default: a twentieth.", 0),
 }

@@ -15,6 +15,7 @@ from gradsieve._check import BadInput
 from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, print_json, table
 from gradsieve_lab.cli.live import clock, watched
 from gradsieve_lab.cli.options import run_options
+from gradsieve_lab.netlab.rootless import enter_lab
 from gradsieve_lab.report import write_csv, write_report
 from gradsieve_lab.report.table import size, whole_percent
 from gradsieve_lab.runs import comparing, running
@@ -229,7 +230,14 @@ def _settings(task: str, options: dict[str, Any]) -> Settings:
     settings = Settings(task, **options)
     if running.under_torchrun():
         settings = dataclasses.replace(settings, workers=running.torchrun_workers())
+    return _possible(settings)
+
+
+def _possible(settings: Settings) -> Settings:
+    """The same settings, if their files are there and their lab can be."""
     settings.make_task()
+    if settings.lab_hosts:
+        enter_lab()
     return settings
 
 
@@ -245,9 +253,7 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
     changed = {name: context.params[name] for name in _MAY_CHANGE if name in given}
     if running.under_torchrun():
         changed["workers"] = running.torchrun_workers()
-    settings = dataclasses.replace(settings, **changed)
-    settings.make_task()
-    return settings
+    return _possible(dataclasses.replace(settings, **changed))
 
 
 def _watched(settings: Settings, as_json: bool, stop: running.Stop) -> AbstractContextManager[running.Listen]:

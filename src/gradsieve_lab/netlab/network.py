@@ -1,29 +1,24 @@
 """Several hosts on one machine: network namespaces, joined by a switch in another, over links of a given rate.
 
-No interface and no address ever exists outside the namespaces. Each namespace has its maker's tag in its name, so
-that whatever a killed process left is known as such: the next lab removes it, and nothing else.
+No interface and no address ever exists outside the namespaces. They have no names, only open files of the process
+that made them: when it ends, however it ends, the kernel removes them.
 """
 
 import os
-import re
 import shutil
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+from functools import partial
 
 from gradsieve._check import BadInput
-from gradsieve_lab import _owner
-from gradsieve_lab.launch import Place
+from gradsieve_lab.launch import Place, enter_network, new_network
 from gradsieve_lab.netlab.rates import Link
 
 INTERFACE = "eth0"
-_PREFIX = "gradsieve-lab"
 _SWITCH = "switch"
-_NAME = re.compile(rf"{_PREFIX}-(\d+-\d+)-(?:{_SWITCH}|\d+)")
 # A link may save up a millisecond of sending, or four full packets. Its queue holds more than any TCP window here,
 # so that no packet is lost: losses are another matter than rates.
 _BURST_S, _LEAST_BURST, _QUEUE = 0.001, 6200, 16 << 20
@@ -33,11 +28,11 @@ _BURST_S, _LEAST_BURST, _QUEUE = 0.001, 6200, 16 << 20
 class Network:
     """Hosts that exist now; `address(i)` can be reached from all of them."""
 
-    tag: str
     links: tuple[Link, ...]
+    namespaces: tuple[str, ...]  # a file for each host, as `nsenter --net=FILE` takes it; the last is the switch
 
-    def namespace(self, host: int | str) -> str:
-        return f"{_PREFIX}-{self.tag}-{host}"
+    def namespace(self, host: int) -> str:
+        return self.namespaces[host]
 
     def address(self, host: int) -> str:
         return f"198.18.0.{host + 1}"
@@ -51,120 +46,85 @@ class Network:
 
 @contextmanager
 def network(links: list[Link]) -> Iterator[Network]:
-    """A lab with one host a link, there while inside; what killed labs left is removed first."""
+    """A lab with one host per link, which exists while inside."""
     check_possible()
-    remove_leftovers()
-    made = Network(_owner.tag(), tuple(links))
+    files: list[int] = []
     try:
-        with _ending_gracefully():
-            _make(made)
-            yield made
+        for _ in range(len(links) + 1):
+            files.append(_new_namespace())
+        made = Network(tuple(links), tuple(f"/proc/{os.getpid()}/fd/{file}" for file in files))
+        _join(made)
+        yield made
     finally:
-        with _undisturbed():
-            for name in _names():
-                if f"-{made.tag}-" in name:
-                    _remove(name)
+        for file in files:
+            os.close(file)
 
 
 def check_possible() -> None:
-    """Say in a sentence what is missing, if anything is."""
+    """Raise `BadInput` that says what is missing, if anything is."""
     if not os.path.isdir("/proc/self/ns"):
-        raise BadInput("the lab needs Linux with network namespaces, got a system without them")
+        raise BadInput("the lab needs network namespaces, which only Linux has")
     for program in ("ip", "tc"):
         if shutil.which(program) is None:
             raise BadInput(f"the lab needs the program {program}, which is not installed (package iproute2)")
     if os.geteuid() != 0:
-        raise BadInput("the lab needs root, to make network namespaces, got an ordinary user")
+        raise BadInput("the lab must run as root or in a user namespace (creates network namespaces)")
 
 
-def remove_leftovers() -> list[str]:
-    """Remove the namespaces of labs whose makers are gone; returns their names."""
-    left = []
-    for name in _names():
-        found = _NAME.fullmatch(name)
-        if found is not None and not _owner.lives(found[1]):
-            _remove(name)
-            left.append(name)
-    return left
+def _new_namespace() -> int:
+    """An open file of a new network namespace. A thread makes it: it alone moves there."""
+    made: list[int | OSError] = []
+
+    def make() -> None:
+        try:
+            new_network()
+            made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as problem:
+            made.append(problem)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    (result,) = made
+    if isinstance(result, OSError):
+        raise BadInput(f"the lab could not make a network namespace: {result.strerror}") from result
+    return result
 
 
-def _make(network: Network) -> None:
-    switch = network.namespace(_SWITCH)
-    _ip(f"netns add {switch}")
-    _ip(f"-n {switch} link add {_SWITCH} type bridge")
-    _ip(f"-n {switch} link set {_SWITCH} up")
-    for host, link in enumerate(network.links):
-        name, port = network.namespace(host), f"host{host}"
-        _ip(f"netns add {name}")
-        _ip(f"-n {switch} link add {port} type veth peer name {INTERFACE} netns {name}")
-        _ip(f"-n {switch} link set {port} master {_SWITCH} up")
-        _ip(f"-n {name} address add {network.address(host)}/15 dev {INTERFACE}")
-        _ip(f"-n {name} link set lo up")
-        _ip(f"-n {name} link set {INTERFACE} up")
+def _join(network: Network) -> None:
+    """Plug every host into the switch."""
+    *hosts, switch = network.namespaces
+    _ip(switch, f"link add {_SWITCH} type bridge")
+    _ip(switch, f"link set {_SWITCH} up")
+    for host, (name, link) in enumerate(zip(hosts, network.links, strict=True)):
+        port = f"host{host}"
+        _ip(switch, f"link add {port} type veth peer name {INTERFACE} netns {name}")
+        _ip(switch, f"link set {port} master {_SWITCH} up")
+        _ip(name, f"address add {network.address(host)}/15 dev {INTERFACE}")
+        _ip(name, "link set lo up")
+        _ip(name, f"link set {INTERFACE} up")
         _limit(name, INTERFACE, link.up)
         _limit(switch, port, link.down)
 
 
 def _limit(namespace: str, device: str, rate: int) -> None:
     burst = max(_LEAST_BURST, round(rate / 8 * _BURST_S))
-    _run("tc", "-n", namespace, *f"qdisc add dev {device} root tbf".split(), *_tbf(rate, burst))
+    _run(namespace, f"tc qdisc add dev {device} root tbf rate {rate}bit burst {burst} limit {_QUEUE}")
 
 
-def _tbf(rate: int, burst: int) -> list[str]:
-    return f"rate {rate}bit burst {burst} limit {_QUEUE}".split()
+def _ip(namespace: str, command: str) -> None:
+    _run(namespace, f"ip {command}")
 
 
-def _names() -> list[str]:
-    return [line.split()[0] for line in _ip("netns list").splitlines() if line.strip()]
-
-
-def _remove(name: str) -> None:
-    """Also what still runs in it: only the lab's own workers ever do."""
-    with suppress(BadInput):
-        for number in _ip(f"netns pids {name}").split():
-            with suppress(ProcessLookupError):
-                os.kill(int(number), signal.SIGKILL)
-    with suppress(BadInput):  # another lab's start may have been faster
-        _ip(f"netns delete {name}")
-
-
-@contextmanager
-def _ending_gracefully() -> Iterator[None]:
-    """SIGTERM ends the process as Ctrl-C would, not on the spot, unless somebody else sees to it."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
-    ):
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Signals wait until the end: an impatient Ctrl-C shall leave nothing behind."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _ip(command: str) -> str:
-    return _run("ip", *command.split())
-
-
-def _run(*command: str) -> str:
+def _run(namespace: str, command: str) -> None:
     # A session of its own: Ctrl-C is the lab's business, not that of the programs it calls.
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
+    done = subprocess.run(
+        command.split(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=partial(enter_network, namespace),
+    )
     if done.returncode:
-        raise BadInput(f"the lab could not be built: {' '.join(command)} said {done.stderr.strip()!r}")
-    return done.stdout
+        raise BadInput(f"the lab could not be built: {command} failed with {done.stderr.strip()!r}")

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gradsieve._check import BadInput
+from gradsieve_lab.launch import enter_network
 from gradsieve_lab.netlab.network import INTERFACE, Network
 
 _PORT = 29500
@@ -60,13 +62,15 @@ def _start(network: Network, host: int, command: Sequence[str]) -> subprocess.Po
     }
     try:
         return subprocess.Popen(
-            ["ip", "netns", "exec", network.namespace(host), *command],
+            command,
             env={**os.environ, **environment},
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(_settle, network.namespace(host)),
         )
     except OSError as problem:
         raise BadInput(f"{command[0]} could not be started: {problem.strerror}") from problem
 
 
-def _die_with_parent() -> None:
+def _settle(namespace: str) -> None:
+    """In the new process, before the program starts: go to its host, and end with the lab."""
+    enter_network(namespace)
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
