@@ -12,7 +12,7 @@ from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, make_sparsifier
 from gradsieve.state.checkpoint import CheckpointError
 from gradsieve.state.replicas import ReplicasDiffer
 from gradsieve.virtual import virtual_reducers
-from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
+from gradsieve.worlds import Meter, PeerLost, ProcessGroupWorld, VirtualWorld, WorkersDiverged
 
 __all__ = [
     "SPARSIFIERS",
@@ -23,6 +23,7 @@ __all__ = [
     "Meter",
     "Momentum",
     "NonFiniteWeights",
+    "PeerLost",
     "Plain",
     "ProcessGroupWorld",
     "ReplicaAdamW",

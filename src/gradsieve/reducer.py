@@ -3,6 +3,7 @@
 begin() -> add(piece)* -> finish() -> Sent
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +24,12 @@ from gradsieve.density import Density, Schedule, as_density
 from gradsieve.density.base import elements
 from gradsieve.feedback import Feedback, Plain
 from gradsieve.feedback.plain import Folding
-from gradsieve.gradients import check_grad, checked_out, write_
+from gradsieve.gradients import check_grad, checked_out, largest, write_
 from gradsieve.method import Method
 from gradsieve.reports import Clock, StepReport
 from gradsieve.sparsifiers import Sparsifier, Window
 from gradsieve.sparsifiers.base import vector_norm
-from gradsieve.state.handshake import handshake
+from gradsieve.state.handshake import handshake, same_count
 from gradsieve.states import State, States, check_identity
 
 STATE_VERSION = 4  # as that of checkpoints
@@ -116,7 +117,7 @@ class SparseReducer:
         before, fresh = self._states.density, method.density.init()
         if self._arena is not None and type(fresh) is not type(before):
             self._states = replace(self._states, density=fresh)
-        self.method = method
+        self.method, self._agreed = method, False
 
     @property
     def residual(self) -> Tensor:
@@ -144,7 +145,7 @@ class SparseReducer:
 
     def _reduce(self, grad: Tensor, out: Tensor) -> Program[Tensor]:
         self._dtype = str(grad.dtype)
-        self.open(len(grad), grad.device)
+        self.open(len(grad), grad.device, largest(grad.dtype))
         self.begin()
         self.add(grad, 0, out if out.element_size() >= torch.float32.itemsize else torch.empty_like(self.residual))
         sent = yield from self.finish()
@@ -153,11 +154,12 @@ class SparseReducer:
         self.note_write(time.perf_counter() - started)
         return out
 
-    def open(self, n: int, device: torch.device) -> None:
-        """Make room for vectors of n elements, unless that was done before."""
+    def open(self, n: int, device: torch.device, limit: float = math.inf) -> None:
+        """Make room for vectors of n elements, unless that was done before. Updates stay within the limit."""
         if self._arena is None:
             self._arena = Arena(n, device)
             self._states = self.method.init(n, self.sizes or [n], self.world_size)
+        self._arena.limit = min(self._arena.limit, limit)
 
     def begin(self) -> None:
         """A step begins; `open` was called before."""
@@ -199,7 +201,9 @@ class SparseReducer:
             if not self._agreed:
                 yield from handshake(self.rank, self.world_size, self._settings())
                 self._agreed = True
+                self._handshake = self.ledger.by_tag.pop("handshake")  # it is no part of the step
                 now.clock.skip()
+            yield from same_count(self.method.density, now.step)
             known = self.method.state_of(now.sparsifier, self._states)
             hits, step = arena.hits, replace(now.step, healthy=arena.finite)
             if not step.healthy:
@@ -260,7 +264,7 @@ class SparseReducer:
             "world_size": self.world_size,
             "n": 0 if self._arena is None else len(self.residual),
             "step": self.step,
-            "residual": torch.empty(0) if self._arena is None else self.residual.clone(),
+            "residual": torch.empty(0, dtype=torch.float32) if self._arena is None else self.residual.clone(),
             "state": {} if self._arena is None else self._states.to_dict(),
         }
 

@@ -1,6 +1,7 @@
 """One line for DistributedDataParallel: `sparsify(ddp_model, density=0.01)`."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import Layout, checked, dense_parameters, describe
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
+from gradsieve.gradients import largest
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
 from gradsieve.sparsifiers import Sparsifier, as_sparsifier
 from gradsieve.state import checkpoint
 from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds.waiting import DEFAULT_S, seconds
 
 
 def sparsify(
@@ -32,6 +35,7 @@ def sparsify(
     measure: bool = False,
     values: str = "fp32",
     feedback: Feedback | None = None,
+    timeout: float | timedelta = DEFAULT_S,
     **options: Any,
 ) -> "Sieve":
     """Send only part of the model's gradient from now on; returns the sieve that does it.
@@ -48,11 +52,13 @@ def sparsify(
         values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out is kept and sent later.
         feedback: what gradients add to the residual, `Plain()`, `Momentum(...)` or `LowPass(...)`; by default what
             the sparsifier's paper has.
+        timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
     """
     model = checked(getattr(ddp_model, "_orig_mod", ddp_model))
     at_least("check_every", check_every, 0)
+    limit = seconds(timeout)
     sparsifier = as_sparsifier(sparsifier, options)
-    world = ProcessGroupWorld(process_group or model.process_group)
+    world = ProcessGroupWorld(process_group or model.process_group, limit)
     parameters = dense_parameters(model)
     reducer = SparseReducer(
         sparsifier,
@@ -72,7 +78,8 @@ def sparsify(
     ops.warm_up()
     unused = bool(model.find_unused_parameters or model.static_graph)
     layout = Layout(parameters.values(), apart=unused)
-    reducer.open(layout.n, next(iter(parameters.values())).device)
+    limit_of_values = min(largest(parameter.dtype) for parameter in parameters.values())
+    reducer.open(layout.n, next(iter(parameters.values())).device, limit_of_values)
     sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
     model.register_comm_hook(None, sieve.hook.on_bucket)
     model.register_forward_pre_hook(sieve.hook.drop_unfinished)
@@ -91,10 +98,12 @@ class Sieve:
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
         """Another density from the next step on; every rank must call it. A budget keeps what it has spent."""
+        self.world.watch.together("set_density")
         self.reducer.set_density(density, dense_steps)
 
     def check_replicas(self) -> None:
         """Compare all workers' parameters; every worker must call it. Raises `ReplicasDiffer`."""
+        self.world.watch.together("check_replicas")
         self.hook.check_replicas()
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,6 +133,7 @@ class Sieve:
             shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
                 its own below `folder`, and keeps its own `extra`. The number of ranks must stay the same.
         """
+        self.world.watch.together("save")
         state, labels = self.state_dict(), self.reducer.labels
         self.world.run([checkpoint.save(Path(folder), state, labels, extra, shared=shared)])
 
@@ -133,6 +143,7 @@ class Sieve:
         Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings, tuples as
         lists.
         """
+        self.world.watch.together("load")
         state = self.world.run([checkpoint.load(Path(folder), self.state_dict(), self.reducer.labels)])[0]
         extra: dict[str, Any] = state.pop("extra")
         self._load(state, resized=state.pop("resized"))

@@ -25,7 +25,7 @@ from gradsieve.share.rounds import Agreed, NotFinite, exchange
 from gradsieve.share.weights import Weights, describe
 from gradsieve.sparsifiers import Shape, Sparsifier, name_of, options_by_name
 from gradsieve.sparsifiers.base import vector_norm
-from gradsieve.state.handshake import handshake
+from gradsieve.state.handshake import handshake, same_count
 from gradsieve.states import State, check_identity
 
 STATE_VERSION = 2
@@ -136,6 +136,8 @@ class Replica:
         if isinstance(self.schedule, AutoDensity):
             yield from self.schedule.agree(self.world_size)
             step = self._step(self.schedule.at(self.steps))
+        else:
+            yield from same_count(self.schedule, step)
         found = yield from exchange(self.weights, self.sparsifier, self.state, step, self.second)
         threshold = None
         if isinstance(found, Agreed) and isinstance(found.where, Tensor) and found.selection is not None:

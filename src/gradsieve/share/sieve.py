@@ -86,6 +86,7 @@ class ShareSieve:
 
     def finish(self) -> None:
         """Average all weights and floating-point buffers; every rank must call it. All replicas are then equal."""
+        self.world.watch.together("finish")
         self.driver.flush()
         self.world.run([self.replica.average()])
         self.world.run([average_(self._buffers(), self.world.size)])
@@ -100,6 +101,10 @@ class ShareSieve:
 
     def check_replicas(self) -> None:
         """Compare all ranks' agreed weights; every rank must call it. Raises `ReplicasDiffer`."""
+        self.world.watch.together("check_replicas")
+        self._compare()
+
+    def _compare(self) -> None:
         self.driver.wait()
         self.world.run([check_replicas(self.replica.weights.by_name(), self.replica.steps)])
 
@@ -130,6 +135,7 @@ class ShareSieve:
             shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
                 its own below `folder`. The number of ranks must stay the same.
         """
+        self.world.watch.together("save")
         state = {**self.state_dict(), "own": dict(extra or {})}
         self.world.run([checkpoint.save(Path(folder), state, self.replica.labels, shared=shared)])
 
@@ -139,6 +145,7 @@ class ShareSieve:
         Returns what this rank gave as `extra`; keys that were numbers come back as strings. With another world size
         all replicas start from the mean of the old ones, and rank r gets the `extra` of rank r modulo their number.
         """
+        self.world.watch.together("load")
         own = self.replica.state_dict()
         state = self.world.run([checkpoint.load(Path(folder), own, self.replica.labels)])[0]
         del state["extra"]
@@ -186,7 +193,7 @@ class ShareSieve:
         if applied % BUFFERS_EVERY == 0 and (buffers := self._buffers()):
             self.world.run([broadcast_(buffers)])
         if self.check_every and applied % self.check_every == 0:
-            self.check_replicas()
+            self._compare()
 
     def _agree_after_dense_step(self) -> None:
         """All replicas are equal, unless steps were skipped on some ranks: their optimizers are behind since then,
