@@ -6,6 +6,7 @@ from gradsieve.ddp import Sieve, sparsify
 from gradsieve.density import Budget, dgc_warm_up
 from gradsieve.feedback import LowPass, Momentum, Plain
 from gradsieve.reducer import SparseReducer
+from gradsieve.regrouping import Regrouped
 from gradsieve.reports import StepReport
 from gradsieve.share import Auto, NonFiniteWeights, ReplicaAdamW, ShareReport, ShareSieve, share
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, make_sparsifier
@@ -26,6 +27,7 @@ __all__ = [
     "PeerLost",
     "Plain",
     "ProcessGroupWorld",
+    "Regrouped",
     "ReplicaAdamW",
     "ReplicasDiffer",
     "Selection",

@@ -11,7 +11,6 @@ from gradsieve import ops
 from gradsieve._check import BadInput, BadType
 from gradsieve.comm.step import Sent
 
-
 _BELOW_MAX = 0.9375  # float8 rounds up by at most 1/16
 
 
@@ -33,6 +32,13 @@ def check_grad(grad: Any, n: int | None, dtype: str, sizes: Sequence[int] | None
 def largest(dtype: torch.dtype) -> float:
     """The largest magnitude of an update that is written as this type; some below its own, for rounded values."""
     return _BELOW_MAX * torch.finfo(dtype).max if dtype == torch.float16 else math.inf
+
+
+def checked_residual(residual: Any, n: int) -> Tensor:
+    """What a state dict must have as its residual."""
+    if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
+        raise BadInput(f"residual must be a float32 vector of {n} elements, got {residual!r}")
+    return residual
 
 
 def checked_out(out: Tensor | None, grad: Tensor) -> Tensor:

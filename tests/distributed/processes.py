@@ -66,7 +66,8 @@ def _enter(work: Callable[..., Any], rank: int, world_size: int, folder: Path, a
     except BaseException:
         result = _Failure(traceback.format_exc())
     (folder / f"{rank}.pkl").write_bytes(pickle.dumps(result))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def run_survivors(work: Callable[..., Any], world_size: int, folder: Path, *args: Any) -> dict[int, Any]:

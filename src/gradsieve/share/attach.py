@@ -38,6 +38,7 @@ def share(
     on_nonfinite: str = "raise",
     measure: bool = False,
     timeout: float | timedelta = DEFAULT_S,
+    join: bool = False,
     **options: Any,
 ) -> ShareSieve:
     """Average the weights that drifted apart, after every optimizer step; returns the sieve that does it.
@@ -63,6 +64,7 @@ def share(
         on_nonfinite: "raise" an error on all ranks if weights of one are not finite, or "restore" that rank.
         measure: whether reports contain the drift's norm, which costs a pass over the weights.
         timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
+        join: this worker joins others that train already and call `sieve.regroup` at the same time.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
@@ -94,7 +96,8 @@ def share(
     ops.warm_up()
     if world.rank == 0 and (words := advice(optimizers, world.size)):
         warnings.warn(words, stacklevel=2)
-    return ShareSieve(model, optimizers, replica, world, delay=delay, check_every=check_every, scaler=scaler)
+    ways: dict[str, Any] = {"delay": delay, "check_every": check_every, "scaler": scaler, "join": join}
+    return ShareSieve(model, optimizers, replica, world, **ways)
 
 
 def _schedule(density: float | str | Auto | Schedule | Density, delay: int) -> Density | AutoDensity:

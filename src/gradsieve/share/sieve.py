@@ -9,21 +9,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve._check import BadInput
+from gradsieve.regrouping import Regrouped
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
 from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
 from gradsieve.share.parameters import parameter_counts
+from gradsieve.share.regrouping import regroup_replica
 from gradsieve.share.replica import Replica, ShareReport
 from gradsieve.share.weights import local
 from gradsieve.state import checkpoint
 from gradsieve.state.replicas import check_replicas
-from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds import PeerLost, ProcessGroupWorld
 
 BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
 
@@ -41,6 +44,7 @@ class ShareSieve:
         delay: int,
         check_every: int,
         scaler: Any,
+        join: bool,
     ) -> None:
         self.replica, self.world, self.check_every = replica, world, check_every
         self._model, self._optimizers = model, optimizers
@@ -51,14 +55,17 @@ class ShareSieve:
         self._absent = False  # this rank did not
         self._uneven = False  # some rank has skipped a dense step
         background: Background[list[Outcome]] | None = None
-        beside = world
+        self._beside = world
         if delay:  # a group must not be used from two threads
             background = Background("gradsieve-share")
-            beside = world.again()
+            self._beside = world.again()
         self._background = background
-        self.driver = Driver([replica], beside, delay, background)
-        world.run([broadcast_([*map(local, model.parameters()), *self._buffers()])])
-        replica.weights.agree_()
+        self.driver = Driver([replica], self._beside, delay, background)
+        if join:
+            self._regroup(joins=True)
+        else:
+            world.run([broadcast_([*map(local, model.parameters()), *self._buffers()])])
+            replica.weights.agree_()
         self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
         self._hooks.append(optimizers[-1].register_step_post_hook(self._after))
         if scaler is not None:
@@ -98,6 +105,27 @@ class ShareSieve:
             hook.remove()
         if self._background is not None:
             self._background.close()
+
+    def regroup(self, process_group: dist.ProcessGroup | None = None) -> Regrouped:
+        """Go on with another group, of any size and membership, after `PeerLost` or at any other time.
+
+        All of its workers call it, newcomers `share(..., join=True)` instead. Survivors keep their weights, and
+        newcomers start from the agreed ones. What drifted before a round that failed is averaged in a later one.
+        """
+        with contextlib.suppress(PeerLost, RuntimeError):  # of the round that failed beside the last step
+            self.driver.flush()
+        world = ProcessGroupWorld(process_group, self.world.timeout)
+        for old in (self._beside, self.world):
+            old.close()
+        self.world = self._beside = world
+        if self.driver.delay:
+            self._beside = world.again()
+        self.driver.world = self._beside
+        return self._regroup(joins=False)
+
+    def _regroup(self, *, joins: bool) -> Regrouped:
+        program = regroup_replica(self.replica, self.world.rank, self.world.size, self._buffers(), joins=joins)
+        return self.world.run([program])[0]
 
     def check_replicas(self) -> None:
         """Compare all ranks' agreed weights; every rank must call it. Raises `ReplicasDiffer`."""

@@ -29,7 +29,7 @@ def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[N
 
 
 def same_count(density: Density, step: Step) -> Program[None]:
-    """Compare how many elements workers mean to send, where a function of the user's decides; raises on all alike."""
+    """Compare how many elements workers mean to send, where a function of the user's decides; raises on all."""
     if density.from_user:
         own = torch.tensor([step.k], dtype=torch.int64)
         counts = torch.cat((yield from all_gather("density", own, [1] * step.world_size))).tolist()

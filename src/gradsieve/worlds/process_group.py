@@ -3,6 +3,7 @@
 import atexit
 import gc
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -46,6 +47,12 @@ class ProcessGroupWorld:
         self.watch: Watch = Unwatched()
         if timeout is not None:
             self.group, self.watch = bounded(group, timeout)
+
+    def close(self) -> None:
+        """Give back the group that was made for this world, if it is still there."""
+        if self.timeout is not None and self.group is not None and self.watch.owns_group:
+            with suppress(Exception):  # the user may have destroyed all groups before
+                dist.destroy_process_group(self.group)
 
     def again(self) -> "ProcessGroupWorld":
         """The same workers in a group of their own, for another thread; every worker must call it."""

@@ -68,6 +68,8 @@ def seconds(timeout: Any) -> float:
 class Watch(Protocol):
     """What a world asks while it waits."""
 
+    owns_group: bool  # whether the group was made for it
+
     def collective(self, phase: str) -> Any:
         """A context in which one collective is answered."""
 
@@ -77,6 +79,8 @@ class Watch(Protocol):
 
 class Unwatched:
     """A group that is waited for as long as its backend does."""
+
+    owns_group = False
 
     @contextmanager
     def collective(self, phase: str) -> Iterator[None]:
@@ -94,21 +98,24 @@ def bounded(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Proce
     """
     group = group or dist.group.WORLD
     assert group is not None
+    owns = False
     try:
         if dist.get_backend(group) == "gloo":
             ranks = dist.get_process_group_ranks(group)
             limit = timedelta(seconds=timeout)
             group = dist.new_group(ranks, timeout=limit, backend="gloo", use_local_synchronization=True)
+            owns = True
         store = PrefixStore(f"gradsieve/{group.group_name}", _get_default_store())
     except (AttributeError, ValueError, KeyError):  # a group that torch.distributed does not know
         return group, Unwatched()
-    return group, Waiting(store, dist.get_rank(group), dist.get_world_size(group), timeout)
+    return group, Waiting(store, dist.get_rank(group), dist.get_world_size(group), timeout, owns_group=owns)
 
 
 class Waiting:
     """One worker's view of the others, through the store."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, *, owns_group: bool) -> None:
+        self.owns_group = owns_group
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.patience = min(PATIENCE_S, timeout / 4)
         self.count = 0  # collectives so far

@@ -44,6 +44,8 @@ def facts_of(report: StepReport) -> Facts:
         "threshold": report.threshold,
         "collectives": report.collectives,
     }
+    if report.handshake_bytes:  # before the first step, and again after a run was resumed
+        shared["handshake_bytes"] = report.handshake_bytes
     own = {
         "error": norm**2,
         "residual_norm": norm,
