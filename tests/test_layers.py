@@ -24,6 +24,7 @@ CORE = [
     "reports",
     "state",
     "reducer",
+    "regrouping",
     "virtual",
     "worlds",
     "ddp",

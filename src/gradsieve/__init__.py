@@ -6,13 +6,14 @@ from gradsieve.ddp import Sieve, sparsify
 from gradsieve.density import Budget, dgc_warm_up
 from gradsieve.feedback import LowPass, Momentum, Plain
 from gradsieve.reducer import SparseReducer
+from gradsieve.regrouping import Regrouped
 from gradsieve.reports import StepReport
 from gradsieve.share import Auto, NonFiniteWeights, ReplicaAdamW, ShareReport, ShareSieve, share
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, make_sparsifier
 from gradsieve.state.checkpoint import CheckpointError
 from gradsieve.state.replicas import ReplicasDiffer
 from gradsieve.virtual import virtual_reducers
-from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
+from gradsieve.worlds import Meter, PeerLost, ProcessGroupWorld, VirtualWorld, WorkersDiverged
 
 __all__ = [
     "SPARSIFIERS",
@@ -23,8 +24,10 @@ __all__ = [
     "Meter",
     "Momentum",
     "NonFiniteWeights",
+    "PeerLost",
     "Plain",
     "ProcessGroupWorld",
+    "Regrouped",
     "ReplicaAdamW",
     "ReplicasDiffer",
     "Selection",

@@ -1,5 +1,6 @@
 """One worker's residual, and the pieces of a gradient that were added to it in the step under way."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ class Arena:
     """The residual, which can always be put back to what it was before the step."""
 
     def __init__(self, n: int, device: torch.device) -> None:
-        self.residual = torch.zeros(n, device=device)
+        self.residual = torch.zeros(n, dtype=torch.float32, device=device)
+        self.limit = math.inf  # the largest magnitude that gradients can hold
+        self._excess: tuple[Tensor, Tensor] | None = None  # positions, and by how much they are beyond the limit
         self.pieces: list[Piece] = []
         self._finite = torch.tensor(True, device=device)
 
@@ -64,7 +67,7 @@ class Arena:
 
     @contextmanager
     def exchange(self) -> Iterator[Tensor]:
-        """The accumulator, without what is held back, which is there again afterwards.
+        """The accumulator, without what is held back or beyond the limit, which is there again afterwards.
 
         An error in between takes the whole step back.
         """
@@ -72,16 +75,28 @@ class Arena:
         try:
             for span, _ in kept:
                 self.residual[slice(*span)] = 0
+            self._hold_excess()
             yield self.residual
         except BaseException:
             self.restore()
             raise
         for span, values in kept:
             self.residual[slice(*span)] = values
+        if self._excess is not None:
+            self.residual[self._excess[0]] += self._excess[1]
         self.pieces = []
+
+    def _hold_excess(self) -> None:
+        self._excess = None
+        if self.limit < math.inf:
+            positions = ops.select_above(self.residual, self.limit)
+            values = self.residual[positions]
+            self.residual[positions] = values.clamp(-self.limit, self.limit)
+            self._excess = positions, values - self.residual[positions]
 
     def restore(self) -> None:
         """Take back all that was added."""
+        self._excess = None
         for piece in self.pieces:
             self.residual[piece.start : piece.stop] = piece.before
 

@@ -11,6 +11,8 @@ from gradsieve import ops
 from gradsieve._check import BadInput, BadType
 from gradsieve.comm.step import Sent
 
+_BELOW_MAX = 0.9375  # float8 rounds up by at most 1/16
+
 
 def check_grad(grad: Any, n: int | None, dtype: str, sizes: Sequence[int] | None) -> None:
     """A contiguous vector of n elements, of the type that gradients had before."""
@@ -25,6 +27,18 @@ def check_grad(grad: Any, n: int | None, dtype: str, sizes: Sequence[int] | None
         raise BadType(f"grad must stay {dtype.removeprefix('torch.')}, got {_kind(grad)}")
     if sizes is not None and sum(sizes) != len(grad):
         raise BadInput(f"sizes must add up to n = {len(grad)}, got {sum(sizes)}")
+
+
+def largest(dtype: torch.dtype) -> float:
+    """The largest magnitude of an update that is written as this type; some below its own, for rounded values."""
+    return _BELOW_MAX * torch.finfo(dtype).max if dtype == torch.float16 else math.inf
+
+
+def checked_residual(residual: Any, n: int) -> Tensor:
+    """What a state dict must have as its residual."""
+    if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
+        raise BadInput(f"residual must be a float32 vector of {n} elements, got {residual!r}")
+    return residual
 
 
 def checked_out(out: Tensor | None, grad: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 begin() -> add(piece)* -> finish() -> Sent
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import BadInput, at_least, check_rank, one_of
+from gradsieve._check import at_least, check_rank, one_of
 from gradsieve._version import __version__
 from gradsieve.arena import Arena
 from gradsieve.comm.collectives import Program
@@ -23,12 +24,12 @@ from gradsieve.density import Density, Schedule, as_density
 from gradsieve.density.base import elements
 from gradsieve.feedback import Feedback, Plain
 from gradsieve.feedback.plain import Folding
-from gradsieve.gradients import check_grad, checked_out, write_
+from gradsieve.gradients import check_grad, checked_out, checked_residual, largest, write_
 from gradsieve.method import Method
 from gradsieve.reports import Clock, StepReport
 from gradsieve.sparsifiers import Sparsifier, Window
 from gradsieve.sparsifiers.base import vector_norm
-from gradsieve.state.handshake import handshake
+from gradsieve.state.handshake import handshake, same_count
 from gradsieve.states import State, States, check_identity
 
 STATE_VERSION = 4  # as that of checkpoints
@@ -49,13 +50,12 @@ class SparseReducer:
     """Turns the workers' gradients into one sparse mean, and keeps what was not sent for later steps.
 
     Args:
-        sparsifier: a `Sparsifier` object; it has no state of its own.
+        sparsifier: a `Sparsifier` object.
         density: the fraction of the gradient that all workers together send per step, in (0, 1]; a function of the
             step; or a `Budget`. At 1, and for vectors so short that k = n, all is sent.
         rank, world_size: which worker this is, and how many there are.
         dense_steps: number of initial steps that send the full gradient.
-        sizes: the sizes of the tensors that the vector is made of, for sparsifiers that care (deft); by default
-            one tensor.
+        sizes: of the tensors that the vector is made of, for sparsifiers that care (deft); by default one tensor.
         measure: whether reports contain the residual's norm, which costs one more pass over it.
         values: how values travel: "fp32", or "bf16" or "fp8", half and a quarter as long; what rounding leaves out
             stays in the residual.
@@ -93,11 +93,11 @@ class SparseReducer:
         check_rank(rank, world_size)
         self.rank, self.world_size, self.measure = rank, world_size, measure
         self.sizes = None if sizes is None else list(sizes)
-        self.values = one_of("values", values, VALUES)
-        self.labels = dict(labels or {})
+        self.values, self.labels = one_of("values", values, VALUES), dict(labels or {})
         self.step = 0
         self.ledger = Ledger()
         self.report: StepReport | None = None  # of the last step
+        self.last_sent: Tensor | None = None  # positions of the last step; None: all
         self._arena: Arena | None = None
         self._states = States(State(), State(), State())
         self._under_way: _UnderWay | None = None
@@ -116,7 +116,7 @@ class SparseReducer:
         before, fresh = self._states.density, method.density.init()
         if self._arena is not None and type(fresh) is not type(before):
             self._states = replace(self._states, density=fresh)
-        self.method = method
+        self.method, self._agreed = method, False
 
     @property
     def residual(self) -> Tensor:
@@ -136,15 +136,14 @@ class SparseReducer:
         """One step of this worker, as a program: hand it to a world, whose `run` returns the update.
 
         The update, the mean over workers of what was sent and zero elsewhere, is written to `out`, which may be
-        `grad` itself (then no memory is needed beyond residual and gradient); by default to a new tensor. If any
-        worker's gradient is not finite, the update is NaN on all of them and all else stays as it was.
+        `grad` itself; by default to a new tensor. If any worker's gradient is not finite, the update is NaN on all.
         """
         check_grad(grad, None if self._arena is None else len(self.residual), self._dtype, self.sizes)
         return self._reduce(grad.detach(), checked_out(out, grad))
 
     def _reduce(self, grad: Tensor, out: Tensor) -> Program[Tensor]:
         self._dtype = str(grad.dtype)
-        self.open(len(grad), grad.device)
+        self.open(len(grad), grad.device, largest(grad.dtype))
         self.begin()
         self.add(grad, 0, out if out.element_size() >= torch.float32.itemsize else torch.empty_like(self.residual))
         sent = yield from self.finish()
@@ -153,11 +152,12 @@ class SparseReducer:
         self.note_write(time.perf_counter() - started)
         return out
 
-    def open(self, n: int, device: torch.device) -> None:
-        """Make room for vectors of n elements, unless that was done before."""
+    def open(self, n: int, device: torch.device, limit: float = math.inf) -> None:
+        """Make room for vectors of n elements, unless that was done before. Updates stay within the limit."""
         if self._arena is None:
             self._arena = Arena(n, device)
             self._states = self.method.init(n, self.sizes or [n], self.world_size)
+        self._arena.limit = min(self._arena.limit, limit)
 
     def begin(self) -> None:
         """A step begins; `open` was called before."""
@@ -194,20 +194,21 @@ class SparseReducer:
     def _finish(self) -> Program[Sent]:
         assert self._arena is not None
         assert self._under_way is not None
-        arena, now, self._under_way = self._arena, self._under_way, None
+        arena, now, self._under_way, settled = self._arena, self._under_way, None, 0.0
         with arena.exchange() as acc:
             if not self._agreed:
                 yield from handshake(self.rank, self.world_size, self._settings())
                 self._agreed = True
+                settled = self.ledger.by_tag.pop("handshake").ring_bytes
                 now.clock.skip()
-            known = self.method.state_of(now.sparsifier, self._states)
+            yield from same_count(self.method.density, now.step)
+            own = self.method.state_of(now.sparsifier, self._states)
             hits, step = arena.hits, replace(now.step, healthy=arena.finite)
             if not step.healthy:
-                # No algorithm ever sees a value that is not finite: this worker takes part with its old residual,
-                # and the health flag says so to the others.
+                # No algorithm sees a value that is not finite: this worker takes part with its old residual.
                 arena.restore()
                 hits = ops.select_above(acc, *now.window)
-            selection = yield from now.sparsifier.select(known, acc, hits, step)
+            selection = yield from now.sparsifier.select(own, acc, hits, step)
             now.clock.lap("select")
             sent = yield from now.sparsifier.exchange(acc, selection, step)
             if sent.finite:
@@ -224,8 +225,10 @@ class SparseReducer:
         now.clock.lap("update")
         norm = vector_norm(self.residual) if self.measure else None
         now.clock.lap("measure")
+        self.last_sent = sent.indices
         threshold = selection.threshold if sent.finite else None
-        self.report = StepReport.of(step, sent, now.clock, threshold=threshold, residual_norm=norm)
+        known = {"threshold": threshold, "residual_norm": norm, "handshake_bytes": settled}
+        self.report = StepReport.of(step, sent, now.clock, **known)
         return sent
 
     def abandon(self) -> None:
@@ -235,7 +238,7 @@ class SparseReducer:
             self._arena.abandon()
 
     def note_write(self, seconds: float) -> None:
-        """Writing the update took this long: part of the report."""
+        """Add the seconds that writing the update took to the report."""
         assert self.report is not None
         self.report = replace(self.report, seconds={**self.report.seconds, "write": seconds})
 
@@ -245,11 +248,20 @@ class SparseReducer:
             self._arena.residual.mul_(factor)
             self._states = self._states.rescaled(factor)
 
+    def move(self, rank: int, world_size: int, step: int, shared: Mapping[str, Any]) -> None:
+        """Go on as a worker of another group, with what is `shared` there: see `regrouping.py`."""
+        check_rank(rank, world_size)
+        self.abandon()
+        n = len(self.residual)
+        known = self.states.with_shared(shared).to_dict()
+        self._states = self.method.init(n, self.sizes or [n], world_size).restored(known, resized=True)
+        self.rank, self.world_size, self.step, self._agreed = rank, world_size, step, False
+
     def _next_step(self) -> Step:
-        n, density = len(self.residual), self.density
+        n, wire = len(self.residual), VALUES[self.values]
         asked = self.method.density.quota(self._states.density, self.step, n)
-        sizes, wire = tuple(self.sizes or (n,)), VALUES[self.values]
-        return Step(self.step, n, elements(density, n), self.rank, self.world_size, wire, sizes=sizes, asked=asked)
+        where = (self.rank, self.world_size, wire)
+        return Step(self.step, n, elements(self.density, n), *where, sizes=tuple(self.sizes or (n,)), asked=asked)
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's whole state: plain numbers, strings, lists and tensors."""
@@ -260,7 +272,7 @@ class SparseReducer:
             "world_size": self.world_size,
             "n": 0 if self._arena is None else len(self.residual),
             "step": self.step,
-            "residual": torch.empty(0) if self._arena is None else self.residual.clone(),
+            "residual": torch.empty(0, dtype=torch.float32) if self._arena is None else self.residual.clone(),
             "state": {} if self._arena is None else self._states.to_dict(),
         }
 
@@ -271,10 +283,8 @@ class SparseReducer:
         """
         state, sized = dict(state_dict), ("n",) if self._arena is not None else ()
         check_identity("reducer", state, self.state_dict(), *sized)
-        residual, n = state["residual"], at_least("n", state["n"], 0)
-        if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
-            raise BadInput(f"residual must be a float32 vector of {n} elements, got {residual!r}")
-        step = at_least("step", state["step"], 0)
+        n, step = at_least("n", state["n"], 0), at_least("step", state["step"], 0)
+        residual = checked_residual(state["residual"], n)
         if n:
             fresh = self.method.init(n, self.sizes or [n], self.world_size)
             states = fresh.restored(state["state"], resized=resized)
@@ -285,14 +295,6 @@ class SparseReducer:
         self.step, self._agreed = step, False
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            "gradsieve": __version__,
-            **self.method.settings(self.step),
-            "values": self.values,
-            "n": len(self.residual),
-            **self.labels,
-            "dtype": self._dtype,
-            "sizes": self.sizes,
-            "step": self.step,
-            **self._states.fingerprints(),
-        }
+        settings = {"gradsieve": __version__, **self.method.settings(self.step), "values": self.values}
+        vector = {"n": len(self.residual), **self.labels, "dtype": self._dtype, "sizes": self.sizes}
+        return {**settings, **vector, "step": self.step, **self._states.fingerprints()}

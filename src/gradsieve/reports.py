@@ -24,6 +24,7 @@ class StepReport:
     ring_bytes: float  # what a worker puts on the wire, the mean over workers
     collectives: int
     seconds: dict[str, float]  # by phase: accumulate, select, update, write, communicate, measure (the norm)
+    handshake_bytes: float = 0.0  # on the wire to compare settings before this step, in none of the figures above
 
     @classmethod
     def of(

@@ -78,17 +78,31 @@ class State:
                 found[each.name] = value * factor**mark.power
         return replace(self, **found)
 
+    def with_shared(self: S, values: Mapping[str, Any]) -> S:
+        """This state, with the shared fields of another worker's: see `shared_values`."""
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            own = getattr(self, name)
+            if isinstance(own, State):
+                found[name] = own.with_shared(value)
+            elif isinstance(own, Tensor):
+                found[name] = own.new_tensor(value)
+            else:
+                found[name] = tuple(value) if isinstance(own, tuple) else value
+        return replace(self, **found)
+
     def fingerprint(self) -> str:
         """What is shared, in a few characters, for comparing workers."""
-        text = json.dumps(self._shared(), default=lambda tensor: tensor.tolist(), sort_keys=True)
+        text = json.dumps(self.shared_values(), default=lambda tensor: tensor.tolist(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _shared(self) -> dict[str, Any]:
+    def shared_values(self) -> dict[str, Any]:
+        """The fields that are the same on all workers."""
         found = {}
         for each in fields(self):
             value, mark = getattr(self, each.name), each.metadata.get("mark")
             if isinstance(value, State):
-                found[each.name] = value._shared()
+                found[each.name] = value.shared_values()
             elif mark is not None and mark.shared:
                 found[each.name] = value
         return found
@@ -111,6 +125,12 @@ class States:
             "the sparsifier's state": self.sparsifier.fingerprint(),
             "the density's state": self.density.fingerprint(),
         }
+
+    def shared_values(self) -> dict[str, Any]:
+        return {name: state.shared_values() for name, state in vars(self).items()}
+
+    def with_shared(self, values: Mapping[str, Any]) -> "States":
+        return States(*(state.with_shared(values[name]) for name, state in vars(self).items()))
 
     def to_dict(self) -> dict[str, Any]:
         return {name: state.to_dict() for name, state in vars(self).items()}

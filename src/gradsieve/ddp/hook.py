@@ -21,7 +21,8 @@ from gradsieve.ddp.layout import Layout, Place
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
 from gradsieve.state.replicas import check_replicas
-from gradsieve.worlds import World
+from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds.waiting import during
 
 
 class BucketHook:
@@ -31,7 +32,7 @@ class BucketHook:
         self,
         reducer: SparseReducer,
         layout: Layout,
-        world: World,
+        world: ProcessGroupWorld,
         parameters: Mapping[str, Tensor],
         *,
         scaler: Any,
@@ -63,7 +64,8 @@ class BucketHook:
                 self._add(bucket, buffer)
             self._buckets.append((future, buffer))
             if bucket.is_last():
-                self._exchange()
+                with during(f"step {self.reducer.step}"):
+                    self._exchange()
         except BaseException:
             self._drop()
             raise

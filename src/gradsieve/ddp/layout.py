@@ -1,6 +1,6 @@
 """Where gradients lie: the arena, one vector of all parameters, against DDP's buckets, which it may rebuild."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,7 +81,8 @@ class Layout:
 
 
 def checked(model: nn.Module) -> DistributedDataParallel:
-    """The model, if its gradients can be sparsified."""
+    """The model, also if it was compiled, if its gradients can be sparsified."""
+    model = getattr(model, "_orig_mod", model)
     if not isinstance(model, DistributedDataParallel):
         raise BadType(f"ddp_model must be a DistributedDataParallel, got {type(model).__name__}")
     if model.mixed_precision is not None:
@@ -118,6 +119,18 @@ def dense_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     if len(devices) > 1:
         raise BadInput(f"ddp_model must be on one device, got {sorted(map(str, devices))}")
     return dict(reversed(found.items()))
+
+
+def layout_of(model: DistributedDataParallel) -> Layout:
+    """Where the model's gradients lie."""
+    unused = bool(model.find_unused_parameters or model.static_graph)
+    return Layout(dense_parameters(model).values(), apart=unused)
+
+
+def labels_of(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """What must be the same on all workers, in the model's order."""
+    ordered = enumerate(reversed(list(parameters.items())))
+    return {f"parameter {number}": describe(name, parameter) for number, (name, parameter) in ordered}
 
 
 def describe(name: str, parameter: Tensor) -> str:

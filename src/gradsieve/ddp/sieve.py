@@ -1,23 +1,29 @@
 """One line for DistributedDataParallel: `sparsify(ddp_model, density=0.01)`."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve import ops
 from gradsieve._check import BadInput, at_least
 from gradsieve.ddp.hook import BucketHook
-from gradsieve.ddp.layout import Layout, checked, dense_parameters, describe
+from gradsieve.ddp.layout import checked, dense_parameters, labels_of, layout_of
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
+from gradsieve.gradients import largest
 from gradsieve.reducer import SparseReducer
+from gradsieve.regrouping import Regrouped, regroup_reducer
 from gradsieve.reports import StepReport
 from gradsieve.sparsifiers import Sparsifier, as_sparsifier
 from gradsieve.state import checkpoint
 from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds.waiting import DEFAULT_S, seconds
 
 
 def sparsify(
@@ -32,6 +38,8 @@ def sparsify(
     measure: bool = False,
     values: str = "fp32",
     feedback: Feedback | None = None,
+    timeout: float | timedelta = DEFAULT_S,
+    join: bool = False,
     **options: Any,
 ) -> "Sieve":
     """Send only part of the model's gradient from now on; returns the sieve that does it.
@@ -48,11 +56,14 @@ def sparsify(
         values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out is kept and sent later.
         feedback: what gradients add to the residual, `Plain()`, `Momentum(...)` or `LowPass(...)`; by default what
             the sparsifier's paper has.
+        timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
+        join: this worker joins others that train already and call `sieve.regroup` at the same time.
     """
-    model = checked(getattr(ddp_model, "_orig_mod", ddp_model))
+    model = checked(ddp_model)
     at_least("check_every", check_every, 0)
+    limit = seconds(timeout)
     sparsifier = as_sparsifier(sparsifier, options)
-    world = ProcessGroupWorld(process_group or model.process_group)
+    world = ProcessGroupWorld(process_group or model.process_group, limit)
     parameters = dense_parameters(model)
     reducer = SparseReducer(
         sparsifier,
@@ -64,18 +75,16 @@ def sparsify(
         measure=measure,
         values=values,
         feedback=feedback,
-        labels={
-            f"parameter {number}": describe(name, parameter)
-            for number, (name, parameter) in enumerate(reversed(parameters.items()))
-        },
+        labels=labels_of(parameters),
     )
     ops.warm_up()
-    unused = bool(model.find_unused_parameters or model.static_graph)
-    layout = Layout(parameters.values(), apart=unused)
-    reducer.open(layout.n, next(iter(parameters.values())).device)
+    layout = layout_of(model)
+    limit_of_values = min(largest(parameter.dtype) for parameter in parameters.values())
+    reducer.open(layout.n, next(iter(parameters.values())).device, limit_of_values)
     sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
-    model.register_comm_hook(None, sieve.hook.on_bucket)
-    model.register_forward_pre_hook(sieve.hook.drop_unfinished)
+    sieve.attach(model)
+    if join:
+        sieve._regroup(joins=True)
     return sieve
 
 
@@ -89,12 +98,55 @@ class Sieve:
     def report(self) -> StepReport | None:
         return self.hook.report
 
+    def attach(self, model: DistributedDataParallel) -> None:
+        """Become the communication hook of a model."""
+        model.register_comm_hook(None, self.hook.on_bucket)
+        model.register_forward_pre_hook(self.hook.drop_unfinished)
+
+    def regroup(
+        self, process_group: dist.ProcessGroup | None = None, *, ddp_model: nn.Module | None = None
+    ) -> Regrouped:
+        """Go on with another group, of any size and membership, after `PeerLost` or at any other time.
+
+        All of its workers call it, newcomers `sparsify(..., join=True)` instead. Survivors keep their residuals,
+        newcomers have none; weights are those of the worker that is ahead. The optimizer's state is the user's.
+
+        Args:
+            process_group: the new group; by default that of `ddp_model`, or else all processes.
+            ddp_model: the same model, wrapped again in the new group: DDP itself keeps the group it was made with.
+        """
+        model = None if ddp_model is None else checked(ddp_model)
+        if model is not None:
+            parameters = dense_parameters(model)
+            labels = labels_of(parameters)
+            if labels != self.reducer.labels:
+                raise BadInput(f"ddp_model must have the same parameters as before, got {list(labels.values())}")
+            process_group = process_group or model.process_group
+        world = ProcessGroupWorld(process_group, self.world.timeout)
+        self.world.close()
+        self.world = self.hook.world = world
+        if model is not None:
+            self.hook.parameters, self.hook.layout = parameters, layout_of(model)
+            self.attach(model)
+        return self._regroup(joins=False)
+
+    def _regroup(self, *, joins: bool) -> Regrouped:
+        self.hook.drop_unfinished()
+        rank, size, tensors = self.world.rank, self.world.size, list(self.hook.parameters.values())
+        scale = torch.tensor([self.hook.scale], dtype=torch.float64)
+        program = regroup_reducer(self.reducer, rank, size, [*tensors, scale], joins=joins)
+        found = self.world.run([program])[0]
+        self.hook.scale = float(scale)
+        return found
+
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
         """Another density from the next step on; every rank must call it. A budget keeps what it has spent."""
+        self.world.watch.together("set_density")
         self.reducer.set_density(density, dense_steps)
 
     def check_replicas(self) -> None:
         """Compare all workers' parameters; every worker must call it. Raises `ReplicasDiffer`."""
+        self.world.watch.together("check_replicas")
         self.hook.check_replicas()
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,18 +166,27 @@ class Sieve:
         self.reducer.load_state_dict(state, resized=resized)
         self.hook.scale = scale
 
-    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None, *, shared: bool = True) -> None:
         """Write a checkpoint; every rank must call it. A crash leaves the previous one whole.
 
-        `extra` is what rank 0 wants kept with it, such as the model's state: dicts of numbers, strings, tensors.
+        Args:
+            folder: one that all ranks see.
+            extra: what rank 0 wants kept with it, such as the model's state: dicts and lists of numbers, strings,
+                tensors.
+            shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
+                its own below `folder`, and keeps its own `extra`. The number of ranks must stay the same.
         """
-        self.world.run([checkpoint.save(Path(folder), self.state_dict(), self.reducer.labels, extra)])
+        self.world.watch.together("save")
+        state, labels = self.state_dict(), self.reducer.labels
+        self.world.run([checkpoint.save(Path(folder), state, labels, extra, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
 
-        Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings.
+        Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings, tuples as
+        lists.
         """
+        self.world.watch.together("load")
         state = self.world.run([checkpoint.load(Path(folder), self.state_dict(), self.reducer.labels)])[0]
         extra: dict[str, Any] = state.pop("extra")
         self._load(state, resized=state.pop("resized"))

@@ -84,6 +84,11 @@ class Density(ABC):
         return False
 
     @property
+    def from_user(self) -> bool:
+        """Whether a function of the user's decides, which may answer differently on different workers."""
+        return False
+
+    @property
     @abstractmethod
     def target(self) -> float:
         """The density that thresholds are prepared for."""

@@ -45,6 +45,10 @@ class Scheduled(Density):
         self.at(self.first)
 
     @property
+    def from_user(self) -> bool:
+        return True
+
+    @property
     def target(self) -> float:
         ahead = map(self.at, range(self.first, self.first + _LOOK_AHEAD))
         return next((density for density in ahead if density < 1), 1.0)
@@ -68,6 +72,10 @@ class AfterDense(Density):
     @property
     def needs_magnitudes(self) -> bool:
         return self.later.needs_magnitudes
+
+    @property
+    def from_user(self) -> bool:
+        return self.later.from_user
 
     @property
     def target(self) -> float:

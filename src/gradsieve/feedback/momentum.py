@@ -45,7 +45,7 @@ class Momentum(Feedback):
             positive("clip", self.clip)
 
     def init(self, n: int) -> MomentumState:
-        return MomentumState(torch.zeros(n))
+        return MomentumState(torch.zeros(n, dtype=torch.float32))
 
     def begin(self, state: State, sizes: Sequence[int], world_size: int) -> Folding:
         assert isinstance(state, MomentumState)

@@ -39,7 +39,11 @@ def kernel(function: F) -> F:
 
     Sums may be reordered, so that they vectorise; the only ones are of zeros, in search of a NaN.
     """
-    return cast(F, numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc"}}
+    try:
+        return cast(F, numba.njit(cache=True, **options)(function))
+    except RuntimeError:  # no folder for it can be written: compiled again in every process
+        return cast(F, numba.njit(**options)(function))
 
 
 def _trailing_zeros_code(typing_context: Any, word: Any) -> tuple[Any, Any]:
@@ -275,7 +279,7 @@ def _outside(indices: Tensor, x: Tensor) -> int:
 @functools.cache
 def warm_up() -> None:
     """Call every kernel once: Numba compiles it on a machine's first call, and loads it on a process's first."""
-    x, indices = torch.zeros(2 * _BLOCK), torch.arange(2)
+    x, indices = torch.zeros(2 * _BLOCK, dtype=torch.float32), torch.arange(2)
     accumulate_select_(x, x.clone(), math.inf, 0, len(x))
     select_above(x, math.inf, 0, len(x))
     log_histogram(x, 0, len(x))

@@ -140,5 +140,5 @@ class _Drifted:
 @functools.cache
 def warm_up() -> None:
     """Compile or load the kernel: see `cpu.warm_up`."""
-    x = torch.zeros(128)
+    x = torch.zeros(128, dtype=torch.float32)
     drift_select(x, [x.clone()], math.inf, 0, len(x), second=[])

@@ -74,7 +74,7 @@ def _scatter(starts: Array, borders: Array, positions: Array, values: Array) -> 
 def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
     if not plain(pieces):
         return reference.gather_pieces(pieces, positions)
-    values = torch.empty(len(positions))
+    values = torch.empty(len(positions), dtype=torch.float32)
     _gather(addresses(pieces), edges(pieces), as_array(positions), as_array(values))
     return values
 
@@ -89,5 +89,5 @@ def scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor)
 @functools.cache
 def warm_up() -> None:
     """Compile or load the kernels: see `cpu.warm_up`."""
-    pieces, positions = [torch.zeros(4), torch.zeros(4)], torch.arange(8)
+    pieces, positions = [torch.zeros(4, dtype=torch.float32) for _ in range(2)], torch.arange(8)
     scatter_pieces_(pieces, positions, gather_pieces(pieces, positions))

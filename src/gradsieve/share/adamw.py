@@ -89,7 +89,7 @@ class ReplicaAdamW(Optimizer):
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32)
             for name in _MEANS:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from gradsieve.share.replica import Replica
 from gradsieve.share.sieve import ShareSieve
 from gradsieve.sparsifiers import Sparsifier, as_sparsifier
 from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds.waiting import DEFAULT_S, seconds
 
 
 def share(
@@ -35,6 +37,8 @@ def share(
     judge: str = "auto",
     on_nonfinite: str = "raise",
     measure: bool = False,
+    timeout: float | timedelta = DEFAULT_S,
+    join: bool = False,
     **options: Any,
 ) -> ShareSieve:
     """Average the weights that drifted apart, after every optimizer step; returns the sieve that does it.
@@ -59,6 +63,8 @@ def share(
             fourth root of the second moment that Adam and its like keep; "auto" is curvature where all have one.
         on_nonfinite: "raise" an error on all ranks if weights of one are not finite, or "restore" that rank.
         measure: whether reports contain the drift's norm, which costs a pass over the weights.
+        timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
+        join: this worker joins others that train already and call `sieve.regroup` at the same time.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
@@ -66,13 +72,14 @@ def share(
     if not isinstance(model, nn.Module):
         raise BadType(f"model must be a torch.nn.Module, got {type(model).__name__}")
     at_least("check_every", check_every, 0)
+    limit = seconds(timeout)
     sparsifier = as_sparsifier(sparsifier, options)
     if scaler is not None and dense_steps:
         fused = any(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers)
         if fused or len(optimizers) > 1:
             kind = "a fused optimizer" if fused else "several optimizers"
             raise BadInput(f"dense_steps must be 0 with a scaler and {kind}, got {dense_steps}")
-    world = ProcessGroupWorld(process_group)
+    world = ProcessGroupWorld(process_group, limit)
     replica = Replica(
         shared_parameters(model, optimizers),
         sparsifier,
@@ -89,7 +96,8 @@ def share(
     ops.warm_up()
     if world.rank == 0 and (words := advice(optimizers, world.size)):
         warnings.warn(words, stacklevel=2)
-    return ShareSieve(model, optimizers, replica, world, delay=delay, check_every=check_every, scaler=scaler)
+    ways: dict[str, Any] = {"delay": delay, "check_every": check_every, "scaler": scaler, "join": join}
+    return ShareSieve(model, optimizers, replica, world, **ways)
 
 
 def _schedule(density: float | str | Auto | Schedule | Density, delay: int) -> Density | AutoDensity:

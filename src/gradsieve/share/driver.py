@@ -11,6 +11,7 @@ from gradsieve.share.background import Background, Task
 from gradsieve.share.replica import Replica
 from gradsieve.share.rounds import Agreed, NotFinite
 from gradsieve.worlds.base import World
+from gradsieve.worlds.waiting import during
 
 Outcome = Agreed | NotFinite
 
@@ -83,7 +84,8 @@ class Driver:
 
     def _start(self) -> None:
         def make() -> list[Outcome]:
-            return self.world.run([replica.round() for replica in self.replicas])
+            with during(f"the round after step {self.replicas[0].steps}"):
+                return self.world.run([replica.round() for replica in self.replicas])
 
         if self.delay and self.background is not None:
             self._running = self.background.submit(make)

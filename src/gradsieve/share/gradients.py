@@ -17,7 +17,7 @@ def average_gradients_(parameters: Sequence[Tensor], *, takes_part: bool = True)
     A worker that skips its step (`takes_part=False`) adds nothing, and the mean is over the others. A parameter
     that no worker has a gradient for keeps none.
     """
-    own = torch.tensor([float(takes_part)], device=local(parameters[0]).device)
+    own = torch.tensor([float(takes_part)], dtype=torch.float32, device=local(parameters[0]).device)
     count = yield from all_reduce("gradients", own)
     workers = int(count)
     gradients = [_gradient(parameter, takes_part) for parameter in parameters]

@@ -25,7 +25,7 @@ from gradsieve.share.rounds import Agreed, NotFinite, exchange
 from gradsieve.share.weights import Weights, describe
 from gradsieve.sparsifiers import Shape, Sparsifier, name_of, options_by_name
 from gradsieve.sparsifiers.base import vector_norm
-from gradsieve.state.handshake import handshake
+from gradsieve.state.handshake import handshake, same_count
 from gradsieve.states import State, check_identity
 
 STATE_VERSION = 2
@@ -127,15 +127,17 @@ class Replica:
 
     def _round(self) -> Program[Agreed | NotFinite]:
         started = time.thread_time()
-        clock, step = Clock(self._ledger), self._step(self.schedule.at(self.steps))
+        clock, step, settled = Clock(self._ledger), self._step(self.schedule.at(self.steps)), 0.0
         if not self._agreed:
             yield from handshake(self.rank, self.world_size, self._settings(step))
             self._agreed = True
-            self._ledger.by_tag.clear()  # it is no part of the round
+            settled = self._ledger.by_tag.pop("handshake").ring_bytes
             clock.skip()
         if isinstance(self.schedule, AutoDensity):
             yield from self.schedule.agree(self.world_size)
             step = self._step(self.schedule.at(self.steps))
+        else:
+            yield from same_count(self.schedule, step)
         found = yield from exchange(self.weights, self.sparsifier, self.state, step, self.second)
         threshold = None
         if isinstance(found, Agreed) and isinstance(found.where, Tensor) and found.selection is not None:
@@ -145,7 +147,7 @@ class Replica:
             self.state = self.sparsifier.update(self.state, found.selection, sent, step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
-        self._made = self._make_report(step, found, threshold, clock)
+        self._made = replace(self._make_report(step, found, threshold, clock), handshake_bytes=settled)
         self.rounds += 1
         return found
 
@@ -222,16 +224,18 @@ class Replica:
             "gradsieve": __version__,
             **options_by_name(self.sparsifier),
             "density": self.schedule.at(self.steps),
-            "every": self.every,
-            "dense_steps": self.dense_steps,
-            "values": self.values,
+            **{name: getattr(self, name) for name in ("every", "dense_steps", "values", "steps", "rounds")},
             "judge": JUDGES[self.second is not None],
             "n": step.n,
             **self.labels,
-            "steps": self.steps,
-            "rounds": self.rounds,
             "the sparsifier's state": self.state.fingerprint(),
         }
+
+    def move(self, rank: int, world_size: int, known: Mapping[str, Any]) -> None:
+        """Go on as a replica of another group, with what is `known` there: see `regrouping.py`."""
+        self.rank, self.world_size, self._agreed = rank, world_size, False
+        self.steps, self.rounds = known["steps"], known["rounds"]
+        self.state = self._fresh().restored(self.state.with_shared(known["state"]).to_dict(), resized=True)
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's whole state: plain numbers, strings, lists and tensors."""

@@ -9,21 +9,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve._check import BadInput
+from gradsieve.regrouping import Regrouped
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
 from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
 from gradsieve.share.parameters import parameter_counts
+from gradsieve.share.regrouping import regroup_replica
 from gradsieve.share.replica import Replica, ShareReport
 from gradsieve.share.weights import local
 from gradsieve.state import checkpoint
 from gradsieve.state.replicas import check_replicas
-from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds import PeerLost, ProcessGroupWorld
 
 BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
 
@@ -41,6 +44,7 @@ class ShareSieve:
         delay: int,
         check_every: int,
         scaler: Any,
+        join: bool,
     ) -> None:
         self.replica, self.world, self.check_every = replica, world, check_every
         self._model, self._optimizers = model, optimizers
@@ -51,14 +55,17 @@ class ShareSieve:
         self._absent = False  # this rank did not
         self._uneven = False  # some rank has skipped a dense step
         background: Background[list[Outcome]] | None = None
-        beside = world
+        self._beside = world
         if delay:  # a group must not be used from two threads
             background = Background("gradsieve-share")
-            beside = world.again()
+            self._beside = world.again()
         self._background = background
-        self.driver = Driver([replica], beside, delay, background)
-        world.run([broadcast_([*map(local, model.parameters()), *self._buffers()])])
-        replica.weights.agree_()
+        self.driver = Driver([replica], self._beside, delay, background)
+        if join:
+            self._regroup(joins=True)
+        else:
+            world.run([broadcast_([*map(local, model.parameters()), *self._buffers()])])
+            replica.weights.agree_()
         self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
         self._hooks.append(optimizers[-1].register_step_post_hook(self._after))
         if scaler is not None:
@@ -86,6 +93,7 @@ class ShareSieve:
 
     def finish(self) -> None:
         """Average all weights and floating-point buffers; every rank must call it. All replicas are then equal."""
+        self.world.watch.together("finish")
         self.driver.flush()
         self.world.run([self.replica.average()])
         self.world.run([average_(self._buffers(), self.world.size)])
@@ -98,8 +106,33 @@ class ShareSieve:
         if self._background is not None:
             self._background.close()
 
+    def regroup(self, process_group: dist.ProcessGroup | None = None) -> Regrouped:
+        """Go on with another group, of any size and membership, after `PeerLost` or at any other time.
+
+        All of its workers call it, newcomers `share(..., join=True)` instead. Survivors keep their weights, and
+        newcomers start from the agreed ones. What drifted before a round that failed is averaged in a later one.
+        """
+        with contextlib.suppress(PeerLost, RuntimeError):  # of the round that failed beside the last step
+            self.driver.flush()
+        world = ProcessGroupWorld(process_group, self.world.timeout)
+        for old in (self._beside, self.world):
+            old.close()
+        self.world = self._beside = world
+        if self.driver.delay:
+            self._beside = world.again()
+        self.driver.world = self._beside
+        return self._regroup(joins=False)
+
+    def _regroup(self, *, joins: bool) -> Regrouped:
+        program = regroup_replica(self.replica, self.world.rank, self.world.size, self._buffers(), joins=joins)
+        return self.world.run([program])[0]
+
     def check_replicas(self) -> None:
         """Compare all ranks' agreed weights; every rank must call it. Raises `ReplicasDiffer`."""
+        self.world.watch.together("check_replicas")
+        self._compare()
+
+    def _compare(self) -> None:
         self.driver.wait()
         self.world.run([check_replicas(self.replica.weights.by_name(), self.replica.steps)])
 
@@ -121,13 +154,18 @@ class ShareSieve:
         pending = self.replica.load_made_state(made)
         self.driver.pending = None if pending is None else [pending]
 
-    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None, *, shared: bool = True) -> None:
         """Write a checkpoint; every rank must call it. A crash leaves the previous one whole.
 
-        `extra` is each rank's own, such as its optimizer's state: dicts of numbers, strings, tensors.
+        Args:
+            folder: one that all ranks see.
+            extra: each rank's own, such as its optimizer's state: dicts and lists of numbers, strings, tensors.
+            shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
+                its own below `folder`. The number of ranks must stay the same.
         """
+        self.world.watch.together("save")
         state = {**self.state_dict(), "own": dict(extra or {})}
-        self.world.run([checkpoint.save(Path(folder), state, self.replica.labels)])
+        self.world.run([checkpoint.save(Path(folder), state, self.replica.labels, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
@@ -135,6 +173,7 @@ class ShareSieve:
         Returns what this rank gave as `extra`; keys that were numbers come back as strings. With another world size
         all replicas start from the mean of the old ones, and rank r gets the `extra` of rank r modulo their number.
         """
+        self.world.watch.together("load")
         own = self.replica.state_dict()
         state = self.world.run([checkpoint.load(Path(folder), own, self.replica.labels)])[0]
         del state["extra"]
@@ -182,7 +221,7 @@ class ShareSieve:
         if applied % BUFFERS_EVERY == 0 and (buffers := self._buffers()):
             self.world.run([broadcast_(buffers)])
         if self.check_every and applied % self.check_every == 0:
-            self.check_replicas()
+            self._compare()
 
     def _agree_after_dense_step(self) -> None:
         """All replicas are equal, unless steps were skipped on some ranks: their optimizers are behind since then,

@@ -53,7 +53,7 @@ class Accordion(AnyTopK[AccordionState]):
         at_least("interval", self.interval, 1)
 
     def init(self, shape: Shape) -> AccordionState:
-        return AccordionState(torch.zeros(shape.n))
+        return AccordionState(torch.zeros(shape.n, dtype=torch.float32))
 
     def select(self, state: AccordionState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         return top_k(acc, min(step.n, round(self.high * step.k)) if state.critical else step.k, step)

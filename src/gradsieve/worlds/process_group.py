@@ -3,15 +3,17 @@
 import atexit
 import gc
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradsieve._check import BadInput
+from gradsieve._check import BadInput, BadType
 from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Collective, Program
 from gradsieve.comm.rounded import rounded_sum
+from gradsieve.worlds.waiting import Unwatched, Watch, bounded
 
 T = TypeVar("T")
 
@@ -27,19 +29,35 @@ atexit.register(gc.collect)
 
 
 class ProcessGroupWorld:
-    """Answers the collectives of this process's program through a process group (the default one if None)."""
+    """Answers the collectives of this process's program through a process group (the default one if None).
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    With a `timeout` in seconds, every collective ends by then, and the error names the rank that was missing.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float | None = None) -> None:
         if not dist.is_initialized():
             raise RuntimeError("a process group must exist: call torch.distributed.init_process_group first")
-        self.group = group
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise BadType(f"process_group must be a torch.distributed.ProcessGroup, got {group!r}")
+        self.group, self.timeout = group, timeout
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         if self.rank < 0:
             raise BadInput(f"this process must be a member of the group, got rank {dist.get_rank()} outside it")
+        self.watch: Watch = Unwatched()
+        if timeout is not None:
+            self.group, self.watch = bounded(group, timeout)
+
+    def close(self) -> None:
+        """Give back the group that was made for this world, if it is still there."""
+        if self.timeout is not None and self.group is not None and self.watch.owns_group:
+            with suppress(Exception):  # the user may have destroyed all groups before
+                dist.destroy_process_group(self.group)
 
     def again(self) -> "ProcessGroupWorld":
         """The same workers in a group of their own, for another thread; every worker must call it."""
+        if self.timeout is not None:
+            return ProcessGroupWorld(self.group, self.timeout)
         ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
         return ProcessGroupWorld(dist.new_group(ranks, use_local_synchronization=True))
 
@@ -50,7 +68,9 @@ class ProcessGroupWorld:
         program, reply = programs[0], None
         try:
             while True:
-                reply = self._answer(program.send(reply))
+                call = program.send(reply)
+                with self.watch.collective(call.tag):
+                    reply = self._answer(call)
         except StopIteration as stop:
             return [stop.value]
         finally:

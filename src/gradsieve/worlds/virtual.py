@@ -7,12 +7,9 @@ from torch import Tensor
 
 from gradsieve._check import BadInput
 from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Program
+from gradsieve.worlds.waiting import WorkersDiverged
 
 T = TypeVar("T")
-
-
-class WorkersDiverged(RuntimeError):
-    """Workers asked for different collectives at the same time: a real process group would hang or mix data."""
 
 
 class VirtualWorld:

@@ -28,6 +28,7 @@ class Exchange:
     buildup: float | None
     threshold: float | None
     collectives: int
+    handshake_bytes: int | None = None  # before the first step, and again after a run was resumed
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class StepRecord:
     buildup: float | None
     threshold: float | None
     collectives: int
+    handshake_bytes: int | None
     loss: float | None
     error: float | None
     residual_norm: float | None
@@ -135,6 +137,7 @@ def from_report(report: StepReport) -> Stepped:
         buildup=report.buildup,
         threshold=report.threshold,
         collectives=report.collectives,
+        handshake_bytes=report.handshake_bytes or None,
     )
     measured = Measured(
         error=norm**2,

@@ -1,0 +1,293 @@
+"""Bounded waiting: a worker that is missing ends an exchange in time, and the error says which one it is.
+
+A healthy exchange costs nothing but a note of when it began. A worker that waits for longer than `PATIENCE_S`, or
+fails, says so in the store that torch.distributed was set up with. So every survivor learns who is missing: the
+ranks that say nothing there, or whose process on this machine has ended or is stopped.
+"""
+
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from gradsieve._check import BadType, positive
+
+T = TypeVar("T")
+
+DEFAULT_S = 300.0  # seconds that an exchange may take
+PATIENCE_S = 2.0  # seconds after which a worker that waits says so, or a quarter of the timeout
+GRACE_S = (
+    10.0  # seconds in which survivors of a broken connection say so; those on one machine need not wait for it
+)
+_POLL_S = 0.05
+_EVERY_RANK = "every rank must call"
+
+
+class PeerLost(RuntimeError):
+    """A worker did not take part in an exchange. The step was taken back; see `regroup` for going on without it.
+
+    Attributes: `ranks` that were missing, empty where that is not known; the `phase` of the exchange.
+    """
+
+    def __init__(self, words: str, ranks: list[int], phase: str, when: str = "") -> None:
+        super().__init__(f"{words} in {when + ', ' if when else ''}phase {phase}")
+        self.words, self.ranks, self.phase = words, ranks, phase
+
+
+class WorkersDiverged(RuntimeError):
+    """Workers asked for different collectives at the same time: a real process group would hang or mix data."""
+
+
+@contextmanager
+def during(when: str) -> Iterator[None]:
+    """Say in which step a worker was lost."""
+    try:
+        yield
+    except PeerLost as lost:
+        raise PeerLost(lost.words, lost.ranks, lost.phase, when) from lost.__cause__
+
+
+def seconds(timeout: Any) -> float:
+    """A timeout as users give it: seconds or a timedelta."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if timeout is None or isinstance(timeout, str):
+        raise BadType(f"timeout must be a number of seconds or a timedelta, got {timeout!r}")
+    return min(positive("timeout", timeout), 1e6)
+
+
+class Watch(Protocol):
+    """What a world asks while it waits."""
+
+    owns_group: bool  # whether the group was made for it
+
+    def collective(self, phase: str) -> Any:
+        """A context in which one collective is answered."""
+
+    def together(self, call: str) -> None:
+        """Every worker makes this call now; raises an error if one does not."""
+
+
+class Unwatched:
+    """A group that is waited for as long as its backend does."""
+
+    owns_group = False
+
+    @contextmanager
+    def collective(self, phase: str) -> Iterator[None]:
+        yield
+
+    def together(self, call: str) -> None:
+        pass
+
+
+def bounded(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.ProcessGroup | None, Watch]:
+    """A group of the same workers whose exchanges end after `timeout` seconds, and the watch over it.
+
+    With gloo it is a group of its own, so that the user's keeps its timeout; every worker must call this. Other
+    backends end a process whose peers are missing themselves, after the timeout of the group.
+    """
+    group = group or dist.group.WORLD
+    assert group is not None
+    owns = False
+    try:
+        if dist.get_backend(group) == "gloo":
+            ranks = dist.get_process_group_ranks(group)
+            limit = timedelta(seconds=timeout)
+            group = dist.new_group(ranks, timeout=limit, backend="gloo", use_local_synchronization=True)
+            owns = True
+        store = PrefixStore(f"gradsieve/{group.group_name}", _get_default_store())
+    except (AttributeError, ValueError, KeyError):  # a group that torch.distributed does not know
+        return group, Unwatched()
+    return group, Waiting(store, dist.get_rank(group), dist.get_world_size(group), timeout, owns_group=owns)
+
+
+class Waiting:
+    """One worker's view of the others, through the store."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, *, owns_group: bool) -> None:
+        self.owns_group = owns_group
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self.patience = min(PATIENCE_S, timeout / 4)
+        self.count = 0  # collectives so far
+        self.phase, self.since = "", float("inf")
+        self._calls = 0
+        store.set(f"who/{rank}", json.dumps(_identity()))
+        if size > 1:
+            threading.Thread(target=_announce, args=(weakref.ref(self),), daemon=True).start()
+
+    @contextmanager
+    def collective(self, phase: str) -> Iterator[None]:
+        self.count, self.phase, self.since = self.count + 1, phase, time.monotonic()
+        try:
+            yield
+        except PeerLost:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise self._explained(error) from error
+        finally:
+            self.since = float("inf")
+
+    def together(self, call: str) -> None:
+        if self.size == 1:
+            return
+        self._calls += 1
+        found = _within(self.timeout + PATIENCE_S, lambda: self._meet(call))
+        if not found:
+            raise self._silent_store(call)
+        if found[0] is not None:
+            raise found[0]
+
+    def _meet(self, call: str) -> Exception | None:
+        """Wait until all workers have made this call; returns what is wrong."""
+        keys = [f"call/{self._calls}/{rank}" for rank in range(self.size)]
+        self.store.set(keys[self.rank], call)
+        deadline, pause = time.monotonic() + self.timeout, _POLL_S / 10
+        while missing := [rank for rank, key in enumerate(keys) if not self.store.check([key])]:
+            if words := self._elsewhere(call, missing):
+                self.say(failed=words)
+                return WorkersDiverged(words)
+            if gone := [rank for rank in missing if self._fate(rank) or time.monotonic() > deadline]:
+                return PeerLost(self._words(gone, self.timeout), gone, call)
+            time.sleep(pause)
+            pause = min(2 * pause, 10 * _POLL_S)
+        made = [self.store.get(key).decode() for key in keys]
+        for rank, other in enumerate(made):
+            if other != call:
+                return WorkersDiverged(f"every rank must make the same call: {call} here, {other} on rank {rank}")
+        return None
+
+    def _elsewhere(self, call: str, missing: list[int]) -> str:
+        """A rank that waits in a later collective than this worker's last cannot be on its way here."""
+        for rank in missing:
+            said = self._read(f"at/{rank}")
+            if said.get("count", 0) > self.count:
+                return f"{_EVERY_RANK} {call}: rank {rank} did not, it is in phase {said['phase']}"
+        return ""
+
+    def say(self, failed: str = "") -> None:
+        """Where this worker is, for the others."""
+        self.store.set(
+            f"at/{self.rank}", json.dumps({"count": self.count, "phase": self.phase, "failed": failed[:500]})
+        )
+
+    def _explained(self, error: Exception) -> Exception:
+        """The ranks that were missing, agreed on by all survivors; the error itself if none was."""
+        after = time.monotonic() - self.since
+        # By the end of a timeout all who wait have said so, but for those that came a little later.
+        grace = 1 + 2 * self.patience if after > 0.9 * self.timeout else GRACE_S
+        found = _within(grace + PATIENCE_S, lambda: self._survey(error, grace))
+        if not found:
+            return self._silent_store(self.phase)
+        ranks, words = found[0]
+        if not ranks and not words:
+            return error
+        return PeerLost(words or self._words(ranks, after), ranks, self.phase)
+
+    def _silent_store(self, phase: str) -> PeerLost:
+        words = "the store of torch.distributed does not answer: its host, rank 0 or the launcher, is missing"
+        return PeerLost(words, [0] if self.rank else [], phase)
+
+    def _survey(self, error: Exception, grace: float) -> tuple[list[int], str]:
+        """The ranks that were missing; and the words of a rank that gave up because it was alone in a call."""
+        deadline = time.monotonic() + grace
+        try:
+            self.say(failed=str(error) or type(error).__name__)
+            unknown = [rank for rank in range(self.size) if rank != self.rank]
+            gone: list[int] = []
+            while unknown and time.monotonic() < deadline:
+                gone += [rank for rank in unknown if self._fate(rank)]
+                unknown = [rank for rank in unknown if rank not in gone and not self._present(rank)]
+                time.sleep(_POLL_S)
+            reasons = [self._read(f"at/{rank}").get("failed", "") for rank in range(self.size)]
+            alone = next((words for words in reasons if words.startswith(_EVERY_RANK)), "")
+            agreed = self.store.compare_set("lost", "", json.dumps([sorted(gone + unknown), alone]))
+            ranks, alone = json.loads(agreed)
+            return ranks, alone
+        except (RuntimeError, OSError, ValueError):
+            # The store went with the process that kept it: rank 0's, unless a launcher keeps it.
+            return ([0] if self.rank else []), ""
+
+    def _present(self, rank: int) -> bool:
+        said = self._read(f"at/{rank}")
+        return bool(said.get("failed")) or said.get("count", 0) >= self.count
+
+    def _read(self, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
+        return found
+
+    def _fate(self, rank: int) -> str:
+        """What became of a rank's process, if it is on this machine and not running; otherwise empty."""
+        who = self._read(f"who/{rank}")
+        if who.get("host") != _host():
+            return ""
+        state, begun = _process(who["pid"])
+        if begun != who["begun"] or state in "ZX":
+            return "its process has ended"
+        return "its process is stopped" if state in "Tt" else ""
+
+    def _words(self, ranks: list[int], after: float) -> str:
+        fates = []
+        for rank in ranks:
+            try:
+                fate = self._fate(rank)
+            except (RuntimeError, OSError):
+                fate = ""
+            fates.append(f"rank {rank}" + (f" ({fate})" if fate else ""))
+        return f"{', '.join(fates)} did not take part: no answer after {after:.1f} s"
+
+
+def _within(limit: float, work: Callable[[], T]) -> list[T]:
+    """The result of `work` in a list, an empty one if it takes longer: a store whose host is stopped is silent."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(limit)
+    return found
+
+
+def _announce(watched: "weakref.ref[Waiting]") -> None:
+    """Say where a worker is that has waited for long, once per collective."""
+    said = 0
+    while (waiting := watched()) is not None:
+        patience = waiting.patience
+        if waiting.count != said and time.monotonic() - waiting.since > patience:
+            said = waiting.count
+            try:
+                waiting.say()
+            except (RuntimeError, OSError):
+                return  # the store is gone; the collective will fail, too
+        del waiting
+        time.sleep(patience / 4)
+
+
+def _identity() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"host": _host(), "pid": pid, "begun": _process(pid)[1]}
+
+
+def _host() -> str:
+    """This machine since it was started, and the process numbers that count here."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """State and start of a process, as the kernel names them; empty if there is none."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "X", ""
+    return state, fields[18]
