@@ -10,6 +10,7 @@ import typer
 
 from gradsieve_lab.cli import bench, lab, runs
 from gradsieve_lab.cli.common import AsJson, console, print_json
+from gradsieve_lab.cli.demo import demo
 from gradsieve_lab.conditions import conditions
 from gradsieve_lab.netlab.rootless import may_restart
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=__doc__,
 )
-app.command()(runs.demo)
+app.command()(demo)
 app.command()(runs.train)
 app.command()(runs.compare)
 app.command()(runs.simulate)

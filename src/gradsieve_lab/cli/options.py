@@ -21,6 +21,7 @@ _OPTIONS = {
     "lab_hosts": _option(int, "Run on this many hosts, with slow links between them (Linux).", 0),
     "lab_rate": _option(str, "Their links: 100mbit, or up/down, or one each; default: 1gbit.", ""),
     "steps": _option(int, f"Training steps; {_FROM_RECIPE}", 0),
+    "seconds": _option(float, "End after this much training time; default: after all steps.", 0.0),
     "batch": _option(int, f"Examples of one worker in a step; {_FROM_RECIPE}", 0),
     "dataset": _option(str, "A data set of the task; default: the embedded one.", ""),
     "data_dir": _option(str, "Folder of real data sets; default: $GRADSIEVE_DATA.", ""),

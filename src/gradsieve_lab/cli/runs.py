@@ -1,18 +1,17 @@
-"""The commands that train: demo, train, compare, simulate; and report, which shows what they recorded."""
+"""The commands that train: train, compare, simulate; and report, which shows what they recorded."""
 
 import dataclasses
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gradsieve._check import BadInput
-from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, print_json, table
+from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, new_folder, print_json, table
 from gradsieve_lab.cli.live import clock, watched
 from gradsieve_lab.cli.options import run_options
 from gradsieve_lab.netlab.rootless import enter_lab
@@ -28,8 +27,7 @@ from gradsieve_lab.tasks import TASKS
 TaskName = Annotated[str, typer.Argument(metavar="TASK", show_default=False, help=f"One of {', '.join(TASKS)}.")]
 Sparsifier = Annotated[str, typer.Option(help="A method; options as in cltk:beta=0.1. See: gradsieve info")]
 NewFolder = Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")]
-DEMO = "dense,alone,share,exdyna,topk,powersgd,average"
-_MAY_CHANGE = ("steps", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
+_MAY_CHANGE = ("steps", "seconds", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
 SIMULATED = (  # what `simulate --json` prints, and in which order
     "task",
     "sparsifier",
@@ -83,7 +81,7 @@ def train(
         else:
             given = {"checkpoint_every": checkpoint_every, "virtual": virtual, "tensorboard": tensorboard}
             settings = _settings(task, options | given).with_method(parse_method(sparsifier, options["density"]))
-            folder = out or _new_folder(f"{task}-{settings.sparsifier}")
+            folder = out or new_folder(f"{task}-{settings.sparsifier}")
         if settings.tensorboard:
             _need_tensorboard()
     stop = running.Stop()
@@ -122,7 +120,7 @@ def compare(
         methods = parse_methods(sparsifiers, options["density"])
         if running.under_torchrun():
             raise BadInput("compare must start its own processes, got torchrun: use gradsieve train there")
-    _compare(settings, methods, out or _new_folder(f"compare-{task}"), as_json)
+    _compare(settings, methods, out or new_folder(f"compare-{task}"), as_json)
 
 
 @run_options
@@ -156,27 +154,6 @@ def simulate(
             console().print(f"{key:<22}{f'{value:.6g}' if isinstance(value, float) else value}")
     if stop.signal:
         raise typer.Exit(128 + stop.signal)
-
-
-def demo(
-    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 400,
-    workers: Annotated[int, typer.Option(help="How many processes.")] = 4,
-    density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.01,
-    sparsifiers: Annotated[str, typer.Option(help="Names, separated by commas.")] = DEMO,
-    seed: Annotated[int, typer.Option(help="Same seed, same run.")] = 0,
-    out: NewFolder = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare seven methods in real processes: 3 minutes.
-
-    The images are scikit-learn's digits; nothing is downloaded.
-
-    Example: gradsieve demo --density 0.001
-    """
-    with clear_errors():
-        options = {"steps": steps, "workers": workers, "density": density, "seed": seed, "save": False}
-        settings, methods = _settings("mlp", options), parse_methods(sparsifiers, density)
-    _compare(settings, methods, out or _new_folder("demo"), as_json)
 
 
 def report(
@@ -258,10 +235,6 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
 
 def _watched(settings: Settings, as_json: bool, stop: running.Stop) -> AbstractContextManager[running.Listen]:
     return watched(TASKS[settings.task].METRIC, stop, hidden=as_json or not running.leads())
-
-
-def _new_folder(name: str) -> Path:
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _need_tensorboard() -> None:

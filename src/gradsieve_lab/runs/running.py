@@ -25,7 +25,7 @@ from gradsieve_lab.runs.methods import REPLICATED
 from gradsieve_lab.runs.records import VERSION, Recorder, Run, cut_back, read_run
 from gradsieve_lab.runs.replica_engines import ProcessReplica, VirtualReplicas
 from gradsieve_lab.runs.settings import Settings
-from gradsieve_lab.runs.training import Training
+from gradsieve_lab.runs.training import Starting, Training
 from gradsieve_lab.tasks import Data, Task
 
 Listen = Callable[[Any], None]
@@ -76,6 +76,7 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
     of torchrun's keeps it. A new run that fails before its first step leaves no folder behind."""
     if leads() and not resume:
         check_new(folder)
+    listen(Starting(settings.label or settings.sparsifier, settings.workers))
     job = (settings, folder, resume, command_line())
     try:
         if settings.virtual:

@@ -14,7 +14,14 @@ from gradsieve_lab.tasks import TASKS, Task, make_task
 from gradsieve_lab.tasks.base import Recipe
 
 OPTIMIZERS, DECAYS = ("sgd", "adam"), ("cosine", "constant")
-_LIMITS = {"skew": 1.0, "momentum": 1.0, "warm_up": 1.0, "weight_decay": math.inf, "clip": math.inf}
+_LIMITS = {
+    "seconds": math.inf,
+    "skew": 1.0,
+    "momentum": 1.0,
+    "warm_up": 1.0,
+    "weight_decay": math.inf,
+    "clip": math.inf,
+}
 _EVALUATIONS = 20  # in a run, if the user does not say
 
 
@@ -41,6 +48,7 @@ class Settings:
     limit: int = 0
     skew: float = 0.0
     steps: int = 0
+    seconds: float = 0.0  # of training, after which a run ends whatever its step; 0: no limit
     batch: int = 0
     optimizer: str = ""
     lr: float = 0.0
