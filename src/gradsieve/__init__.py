@@ -11,6 +11,7 @@ from gradsieve.share import Auto, NonFiniteWeights, ReplicaAdamW, ShareReport, S
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, make_sparsifier
 from gradsieve.state.checkpoint import CheckpointError
 from gradsieve.state.replicas import ReplicasDiffer
+from gradsieve.totals import Totals
 from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds import Meter, ProcessGroupWorld, VirtualWorld, WorkersDiverged
 
@@ -36,6 +37,7 @@ __all__ = [
     "Sparsifier",
     "Step",
     "StepReport",
+    "Totals",
     "VirtualWorld",
     "WorkersDiverged",
     "__version__",

@@ -11,12 +11,14 @@ from gradsieve import ops
 from gradsieve._check import BadInput, at_least
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import Layout, checked, dense_parameters, describe
+from gradsieve.ddp.watch import watch_first_step
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
-from gradsieve.sparsifiers import Sparsifier, as_sparsifier
+from gradsieve.sparsifiers import Sparsifier, as_sparsifier, name_of
 from gradsieve.state import checkpoint
+from gradsieve.totals import Totals
 from gradsieve.worlds import ProcessGroupWorld
 
 
@@ -73,6 +75,8 @@ def sparsify(
     unused = bool(model.find_unused_parameters or model.static_graph)
     layout = Layout(parameters.values(), apart=unused)
     reducer.open(layout.n, next(iter(parameters.values())).device)
+    feedback = reducer.method.feedback
+    watch_first_step(parameters.values(), momentum=getattr(feedback, "momentum", 0.0), scaled=scaler is not None)
     sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
     model.register_comm_hook(None, sieve.hook.on_bucket)
     model.register_forward_pre_hook(sieve.hook.drop_unfinished)
@@ -88,6 +92,17 @@ class Sieve:
     @property
     def report(self) -> StepReport | None:
         return self.hook.report
+
+    def summary(self) -> Totals:
+        """Totals since `sparsify` was called: steps, bytes, density, seconds. `print(sieve.summary())` reads well."""
+        return self.hook.totals
+
+    def __repr__(self) -> str:
+        reducer = self.reducer
+        return (
+            f"Sieve({name_of(reducer.method.sparsifier)!r}, density={reducer.density:g}, values={reducer.values!r}, "
+            f"{self.hook.layout.n:,} elements, {self.world.size} workers, step {reducer.step})"
+        )
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
         """Another density from the next step on; every rank must call it. A budget keeps what it has spent."""
