@@ -20,8 +20,8 @@ from gradsieve.comm.traffic import Ledger, metered
 from gradsieve.ddp.layout import Layout, Place
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
-from gradsieve.totals import Totals
 from gradsieve.state.replicas import check_replicas
+from gradsieve.totals import Totals
 from gradsieve.worlds import World
 
 

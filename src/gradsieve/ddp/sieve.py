@@ -94,14 +94,15 @@ class Sieve:
         return self.hook.report
 
     def summary(self) -> Totals:
-        """Totals since `sparsify` was called: steps, bytes, density, seconds. `print(sieve.summary())` reads well."""
+        """Totals since `sparsify` was called: steps, bytes, density, seconds. Made to be printed."""
         return self.hook.totals
 
     def __repr__(self) -> str:
         reducer = self.reducer
         return (
-            f"Sieve({name_of(reducer.method.sparsifier)!r}, density={reducer.density:g}, values={reducer.values!r}, "
-            f"{self.hook.layout.n:,} elements, {self.world.size} workers, step {reducer.step})"
+            f"Sieve({name_of(reducer.method.sparsifier)!r}, density={reducer.density:g}, "
+            f"values={reducer.values!r}, {self.hook.layout.n:,} elements, {self.world.size} workers, "
+            f"step {reducer.step})"
         )
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:

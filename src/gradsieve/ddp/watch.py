@@ -54,8 +54,8 @@ def _check_scaler() -> None:
         found = frame.f_locals.get("self")
         if isinstance(found, GradScaler) and found.is_enabled():
             warnings.warn(
-                "a GradScaler steps the optimizer, but sparsify was called without it: what is kept back would be in "
-                "the wrong units when the scale changes; call sparsify(..., scaler=scaler)",
+                "a GradScaler steps the optimizer, but sparsify was called without it: what is kept back would be "
+                "in the wrong units when the scale changes; call sparsify(..., scaler=scaler)",
                 stacklevel=2,
             )
             return

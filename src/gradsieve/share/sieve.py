@@ -72,7 +72,7 @@ class ShareSieve:
         return self.replica.report
 
     def summary(self) -> Totals:
-        """Totals since `share` was called: rounds, bytes, density, seconds. `print(sieve.summary())` reads well."""
+        """Totals since `share` was called: steps, bytes, density, seconds. Made to be printed."""
         return self._totals
 
     def __repr__(self) -> str:

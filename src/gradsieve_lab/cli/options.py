@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import typer
@@ -42,8 +42,12 @@ _OPTIONS = {
 }
 
 
-def run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options of a run; it receives them as one dict, its argument `options`."""
+def run_options(command: Callable[..., None], *, without: Sequence[str] = ()) -> Callable[..., None]:
+    """Give a command all options of a run; it receives them as one dict, its argument `options`.
+
+    Args:
+        without: options that make no sense for this command.
+    """
     own = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
     parameters = [
@@ -51,7 +55,8 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, parameter in own.parameters.items()
         if name != "options"
     ]
-    shared = [parameter.replace(name=name) for name, parameter in _OPTIONS.items() if name not in own.parameters]
+    left_out = (*own.parameters, *without)
+    shared = [parameter.replace(name=name) for name, parameter in _OPTIONS.items() if name not in left_out]
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
@@ -61,3 +66,6 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = own.replace(parameters=[*parameters, *shared])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
     return wrapper
+
+
+virtual_options = functools.partial(run_options, without=("lab_hosts", "lab_rate"))

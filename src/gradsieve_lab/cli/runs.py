@@ -12,14 +12,15 @@ import typer
 
 from gradsieve._check import BadInput
 from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, new_folder, print_json, table
-from gradsieve_lab.cli.live import clock, watched
-from gradsieve_lab.cli.options import run_options
+from gradsieve_lab.cli.live import watched
+from gradsieve_lab.cli.options import run_options, virtual_options
 from gradsieve_lab.netlab.rootless import enter_lab
 from gradsieve_lab.report import write_csv, write_report
-from gradsieve_lab.report.table import size, whole_percent
+from gradsieve_lab.report.table import duration, size, whole_percent
 from gradsieve_lab.runs import comparing, running
 from gradsieve_lab.runs.methods import Method, parse_method, parse_methods
 from gradsieve_lab.runs.records import Run, read_run
+from gradsieve_lab.runs.running import command_line
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.runs.summary import summarise, summarise_all
 from gradsieve_lab.tasks import TASKS
@@ -69,7 +70,7 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a task with one sparsifier in real processes.
+    """Train a task with one method, in real processes.
 
     Under torchrun it joins its processes. Ctrl-C leaves a checkpoint; go on with --resume.
 
@@ -109,7 +110,7 @@ def compare(
     out: NewFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a task with several sparsifiers, and report.
+    """Compare methods on a task: a table and a report.
 
     Task, seed and data are the same for all; ends with a table and a page.
 
@@ -123,7 +124,7 @@ def compare(
     _compare(settings, methods, out or new_folder(f"compare-{task}"), as_json)
 
 
-@run_options
+@virtual_options
 def simulate(
     options: dict[str, Any],
     task: TaskName = "mlp",
@@ -131,7 +132,7 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="Keep the record in this new folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one sparsifier on virtual workers.
+    """Try one sparsifier on virtual workers, without processes.
 
     Example: gradsieve simulate logreg --sparsifier topk --workers 20
     """
@@ -151,8 +152,10 @@ def simulate(
         print_json(found)
     else:
         for key, value in found.items():
-            console().print(f"{key:<22}{f'{value:.6g}' if isinstance(value, float) else value}")
+            console().print(f"{key:<22}{_for_people(key, value)}")
     if stop.signal:
+        again = command_line().replace("simulate", "train --virtual", 1)
+        typer.echo(f"stopped after {len(run.steps)} steps; with checkpoints: {again}", err=True)
         raise typer.Exit(128 + stop.signal)
 
 
@@ -162,7 +165,7 @@ def report(
     csv: Annotated[Path | None, typer.Option(help="Also write CSV tables into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the report of runs from their records.
+    """Make one page from recorded runs.
 
     The report is one HTML file that opens offline.
 
@@ -195,6 +198,9 @@ def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: b
     if not as_json:
         typer.echo(f"report: {page}")
     if stop.signal:
+        ended = sum(run.end is not None and run.end["reason"] == "finished" for run in runs)
+        again = f"{ended} of {len(methods)} runs finished; the others are marked in the report. Start again with: "
+        typer.echo(f"stopped: {again}{command_line()}", err=True)
         raise typer.Exit(128 + stop.signal)
 
 
@@ -275,7 +281,7 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
     times = {"select": "select_ms", "comm.": "communicate_ms", "step": "step_ms"}
     for heading, field in list(times.items())[gains:]:  # there is no room for all
         columns[heading] = [f"{getattr(row, field):.1f}" for row in rows]
-    columns["time"] = [clock(row.seconds) for row in rows]
+    columns["time"] = [duration(row.seconds) for row in rows]
     made = table(
         f"{first.task} on {first.dataset}: {first.workers} {kind}, {first.steps} steps, "
         f"{first.parameters:,} parameters",
@@ -299,6 +305,15 @@ def _legend(metric: str, in_lab: bool, gains: bool) -> str:
             f"{'' if gains else 'select, '}comm., step: median ms of a step and worker.",
         ]
     )
+
+
+def _for_people(key: str, value: Any) -> str:
+    """A value of `simulate` with its unit."""
+    if key.startswith("bytes_"):
+        return size(value)
+    if key == "seconds":
+        return duration(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _shown(show: Callable[[float], str], value: float | None) -> str:
