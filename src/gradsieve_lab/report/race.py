@@ -42,12 +42,12 @@ def verdict(runs: Sequence[Run], labels: Sequence[str]) -> str:
     peers = {label: run for label, run in named.items() if run is not dense and is_hook(run.settings["sparsifier"])}
     if not ours:
         return ""
-    found = {label: line for label, run in ours.items() if (line := reached(run, goal)) is not None}
+    found = _there(ours, goal)
     if not found:
         return _behind(dense, ours)
     label = min(found, key=lambda name: found[name]["seconds"])
     line = found[label]
-    others = {name: line for name, run in peers.items() if (line := reached(run, goal)) is not None}
+    others = _there(peers, goal)
     first = min(others, key=lambda name: others[name]["seconds"], default=None)
     said = (
         f"{label} is as good as plain DDP ({_value(dense, dense.metrics[-1]['value'])}) after "
@@ -59,6 +59,11 @@ def verdict(runs: Sequence[Run], labels: Sequence[str]) -> str:
     if first is not None and others[first]["seconds"] < line["seconds"]:
         said += f"; {first} is there sooner still, after {duration(others[first]['seconds'])}"
     return said + "."
+
+
+def _there(runs: dict[str, Run], goal: float) -> dict[str, Line]:
+    """When each of those that became as good was so first."""
+    return {label: line for label, run in runs.items() if (line := reached(run, goal)) is not None}
 
 
 def _behind(dense: Run, ours: dict[str, Run]) -> str:
