@@ -82,7 +82,13 @@ def demo(
             raise BadInput(f"seconds must be positive, got {seconds:g}")
         folder = check_folder(out or new_folder("demo"))
         why = "you asked for it" if loopback else _why_not()
-        common = {"workers": 4, "steps": _MANY, "seconds": seconds, "warm_up": _WARM_UP, "decay": "constant"}
+        common: dict[str, Any] = {
+            "workers": 4,
+            "steps": _MANY,
+            "seconds": seconds,
+            "warm_up": _WARM_UP,
+            "decay": "constant",
+        }
         common |= {"seed": seed, "save": False} | ({} if why else {"lab_hosts": 4, "lab_rate": rate})
         parts = [(part, Settings(**part.settings, **common)) for part in PARTS]
     place = f"4 hosts on links of {rate}" if not why else "4 processes on loopback"
