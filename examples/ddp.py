@@ -15,7 +15,7 @@ def train() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10)))
     sieve = gradsieve.sparsify(model, "exdyna", density=0.01)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     teacher = nn.Linear(64, 10)
 
     for step in range(60):
@@ -29,6 +29,8 @@ def train() -> None:
             print(f"step {step}: loss {loss:.3f}, sent {sieve.report.density:.2%}, {sieve.report.bytes_sent} bytes")
 
     sieve.check_replicas()
+    if dist.get_rank() == 0:
+        print(sieve.summary())
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
 """What the tests share: gradients of every kind, groups of virtual workers, and the laws they are held to."""
 
+import functools
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -198,3 +201,20 @@ def assert_same(left: Any, right: Any, path: str = "state") -> None:
         assert torch.equal(left, right), path
     else:
         assert left == right, path
+
+
+@functools.cache
+def bf16_problem() -> str:
+    """Why bf16 autocast cannot be used here, or nothing: on some CPUs plain torch dies of SIGILL in it."""
+    code = (
+        "import torch; m = torch.nn.Linear(64, 64)\n"
+        "with torch.autocast('cpu', dtype=torch.bfloat16): m(torch.randn(8, 64)).sum().backward()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    return f"plain torch fails in bf16 autocast on this CPU: exit code {done.returncode}" * bool(done.returncode)
+
+
+def needs_bf16() -> None:
+    """Skip a test where plain torch cannot compute in bf16."""
+    if problem := bf16_problem():
+        pytest.skip(problem)

@@ -22,6 +22,7 @@ CORE = [
     "arena",
     "gradients",
     "reports",
+    "totals",
     "state",
     "reducer",
     "regrouping",

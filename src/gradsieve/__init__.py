@@ -12,6 +12,7 @@ from gradsieve.share import Auto, NonFiniteWeights, ReplicaAdamW, ShareReport, S
 from gradsieve.sparsifiers import SPARSIFIERS, Sparsifier, Step, make_sparsifier
 from gradsieve.state.checkpoint import CheckpointError
 from gradsieve.state.replicas import ReplicasDiffer
+from gradsieve.totals import Totals
 from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds import Meter, PeerLost, ProcessGroupWorld, VirtualWorld, WorkersDiverged
 
@@ -39,6 +40,7 @@ __all__ = [
     "Sparsifier",
     "Step",
     "StepReport",
+    "Totals",
     "VirtualWorld",
     "WorkersDiverged",
     "__version__",

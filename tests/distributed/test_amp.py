@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradsieve import sparsify
+from helpers import needs_bf16
 
 
 def _overflow(rank: int, world_size: int, name: str, dtype: torch.dtype) -> dict[str, list[float]]:
@@ -51,6 +52,7 @@ def _run(rank: int, world_size: int) -> list[dict[str, list[float]]]:
 
 
 def test_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
+    needs_bf16()
     results = run_processes(_run, 2, tmp_path)
     for seen in [case for result in results for case in result]:
         good = [step not in (0, 5) for step in range(14)]

@@ -123,13 +123,28 @@ def test_units() -> None:
     ],
 )
 def test_the_sentence(labels: list[str], rows: list[Summary], metric: Metric, said: str) -> None:
-    assert sentence(labels, rows, metric) == said
+    assert sentence(labels, [replace(row, virtual=True) for row in rows], metric) == said
+    longer = [
+        replace(row, virtual=False, seconds=150.0 if label == "dense" else 92.0)
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    timed = said[:-1] + " and in 1 min 32 s instead of 2 min 30 s." if "dense" in labels else said
+    assert sentence(labels, longer, metric) == timed
+
+
+def test_a_run_that_was_stopped_is_not_compared() -> None:
+    """After 124 of 3,000 steps nobody is 84.8 points below anybody."""
+    rows = [made(1.0, 0.98), made(41.2, 0.97), replace(made(80.0, 0.13), end="stopped", steps=124)]
+    said = sentence(["dense", "topk", "exdyna"], rows, ACCURACY)
+    assert said.startswith("topk ends at 97.0 % accuracy, 1.0 points below dense")
+    assert said.endswith("; exdyna was stopped after 124 steps and is not compared.")
+    assert "points" not in sentence(["dense", "exdyna"], [rows[0], rows[2]], ACCURACY)
 
 
 def test_the_sentence_is_not_about_yardsticks() -> None:
     labels, rows = ["dense", "alone", "average every=9", "topk"], [made(1.0), made(None), made(99.0), made(18.0)]
     assert sentence(labels, rows, ACCURACY).startswith("topk ends at")
-    assert sentence(labels[:2], rows[:2], ACCURACY).endswith("the same as dense, without sending anything.")
+    assert "the same as dense, without sending anything" in sentence(labels[:2], rows[:2], ACCURACY)
 
 
 def test_the_sentence_without_dense() -> None:

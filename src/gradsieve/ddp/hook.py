@@ -21,6 +21,7 @@ from gradsieve.ddp.layout import Layout, Place
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
 from gradsieve.state.replicas import check_replicas
+from gradsieve.totals import Totals
 from gradsieve.worlds import ProcessGroupWorld
 from gradsieve.worlds.waiting import during
 
@@ -42,6 +43,7 @@ class BucketHook:
         self.parameters, self.scaler, self.check_every = parameters, scaler, check_every
         self.scale = 1.0  # of the loss, in the units of which residuals are
         self.report: StepReport | None = None
+        self.totals = Totals(layout.n, world.size)
         self._buckets: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
         self._places: list[Place] = []
         self._beside = Ledger()  # this step's traffic outside the reducer
@@ -116,6 +118,7 @@ class BucketHook:
         self.layout.write_(sent, places, [buffer for _, buffer in buckets])
         self.reducer.note_write(time.perf_counter() - started)
         self.report = self._with_beside()
+        self.totals = self.totals.with_step(self.report)
         for future, buffer in buckets:
             future.set_result(buffer)
 

@@ -14,14 +14,16 @@ from gradsieve import ops
 from gradsieve._check import BadInput, at_least
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import checked, dense_parameters, labels_of, layout_of
+from gradsieve.ddp.watch import watch_first_step
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
 from gradsieve.gradients import largest
 from gradsieve.reducer import SparseReducer
 from gradsieve.regrouping import Regrouped, regroup_reducer
 from gradsieve.reports import StepReport
-from gradsieve.sparsifiers import Sparsifier, as_sparsifier
+from gradsieve.sparsifiers import Sparsifier, as_sparsifier, name_of
 from gradsieve.state import checkpoint
+from gradsieve.totals import Totals
 from gradsieve.worlds import ProcessGroupWorld
 from gradsieve.worlds.waiting import DEFAULT_S, seconds
 
@@ -81,6 +83,8 @@ def sparsify(
     layout = layout_of(model)
     limit_of_values = min(largest(parameter.dtype) for parameter in parameters.values())
     reducer.open(layout.n, next(iter(parameters.values())).device, limit_of_values)
+    feedback = reducer.method.feedback
+    watch_first_step(parameters.values(), momentum=getattr(feedback, "momentum", 0.0), scaled=scaler is not None)
     sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
     sieve.attach(model)
     if join:
@@ -138,6 +142,18 @@ class Sieve:
         found = self.world.run([program])[0]
         self.hook.scale = float(scale)
         return found
+
+    def summary(self) -> Totals:
+        """Totals since `sparsify` was called: steps, bytes, density, seconds. Made to be printed."""
+        return self.hook.totals
+
+    def __repr__(self) -> str:
+        reducer = self.reducer
+        return (
+            f"Sieve({name_of(reducer.method.sparsifier)!r}, density={reducer.density:g}, "
+            f"values={reducer.values!r}, {self.hook.layout.n:,} elements, {self.world.size} workers, "
+            f"step {reducer.step})"
+        )
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
         """Another density from the next step on; every rank must call it. A budget keeps what it has spent."""

@@ -24,8 +24,10 @@ from gradsieve.share.parameters import parameter_counts
 from gradsieve.share.regrouping import regroup_replica
 from gradsieve.share.replica import Replica, ShareReport
 from gradsieve.share.weights import local
+from gradsieve.sparsifiers import name_of
 from gradsieve.state import checkpoint
 from gradsieve.state.replicas import check_replicas
+from gradsieve.totals import Totals
 from gradsieve.worlds import PeerLost, ProcessGroupWorld
 
 BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
@@ -60,6 +62,7 @@ class ShareSieve:
             background = Background("gradsieve-share")
             self._beside = world.again()
         self._background = background
+        self._totals = Totals(replica.weights.n, world.size)
         self.driver = Driver([replica], self._beside, delay, background)
         if join:
             self._regroup(joins=True)
@@ -74,6 +77,18 @@ class ShareSieve:
     @property
     def report(self) -> ShareReport | None:
         return self.replica.report
+
+    def summary(self) -> Totals:
+        """Totals since `share` was called: steps, bytes, density, seconds. Made to be printed."""
+        return self._totals
+
+    def __repr__(self) -> str:
+        replica = self.replica
+        return (
+            f"ShareSieve({name_of(replica.sparsifier)!r}, every={replica.every}, delay={self.driver.delay}, "
+            f"values={replica.values!r}, {replica.weights.n:,} weights, {self.world.size} workers, "
+            f"step {replica.steps})"
+        )
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -97,6 +112,7 @@ class ShareSieve:
         self.driver.flush()
         self.world.run([self.replica.average()])
         self.world.run([average_(self._buffers(), self.world.size)])
+        self._totals = self._totals.with_full_exchange()
 
     def close(self) -> None:
         """Leave model and optimizer alone from now on; what was exchanged but not applied is applied."""
@@ -210,10 +226,13 @@ class ShareSieve:
         """The last optimizer has stepped, or its step was skipped on this rank."""
         if self.replica.dense:
             self._agree_after_dense_step()
+            self._totals = self._totals.with_full_exchange()
         if not self.driver.after_step():
+            self._totals = self._totals.with_silent_step()
             return
         report = self.replica.report
         assert report is not None
+        self._totals = self._totals.with_step(report)
         if self.replica.rank in report.restored:
             for each in self._optimizers:
                 each.state.clear()  # what came with weights that are not finite is no better

@@ -1,32 +1,61 @@
-"""Train data-parallel models and send only the part of the gradient that matters.
+"""Train data-parallel models over slow networks: send only the part that matters.
 
 Example: gradsieve compare mlp --sparsifiers dense,topk,exdyna
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from gradsieve._version import __version__
 from gradsieve_lab.cli import bench, lab, runs
 from gradsieve_lab.cli.common import AsJson, console, print_json
-from gradsieve_lab.conditions import conditions
+from gradsieve_lab.cli.demo import demo
+from gradsieve_lab.conditions import commit, conditions
 from gradsieve_lab.netlab.rootless import may_restart
 
+FIRST_STEPS = """Train data-parallel models over slow networks: about 1 % of the model travels per step.
+
+  gradsieve demo                          see it on this machine, in 4 minutes
+  gradsieve compare mlp --steps 100       compare methods on a small task
+  gradsieve lab run -- python train.py    your own DDP script over slow links
+
+All commands: gradsieve --help. In a script of your own, start with gradsieve.sparsify or gradsieve.share."""
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help=__doc__,
 )
-app.command()(runs.demo)
+app.command()(demo)
 app.command()(runs.train)
 app.command()(runs.compare)
 app.command()(runs.simulate)
 app.command()(runs.report)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gradsieve {__version__} (commit {commit()})")
+        raise typer.Exit
+
+
+@app.callback()
+def first_steps(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_STEPS)
+
+
+first_steps.__doc__ = __doc__
 
 
 def main() -> None:
@@ -37,7 +66,7 @@ def main() -> None:
 
 @app.command()
 def info(as_json: AsJson = False) -> None:
-    """Versions, machine, tasks and sparsifiers.
+    """Show versions, machine, tasks and methods.
 
     Example: gradsieve info --json
     """

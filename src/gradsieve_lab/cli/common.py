@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -36,6 +37,17 @@ def check_out(out: Path | None) -> None:
     """A file can be written there, as far as one can tell before."""
     if out is not None and out.is_dir():
         raise BadInput(f"out must be a file, got the folder {out}")
+
+
+def new_folder(name: str) -> Path:
+    """Where a run goes if nobody says: below runs/, with the time."""
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def check_folder(folder: Path) -> Path:
+    if folder.exists():
+        raise BadInput(f"out must be a new folder, got {folder}, which exists")
+    return folder
 
 
 def console() -> Console:

@@ -1,5 +1,6 @@
 """The live line of a run: step, loss, metric, density, bytes, time."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from gradsieve_lab.cli.common import refuse
 from gradsieve_lab.launch import WorkerFailed
 from gradsieve_lab.report.table import size
 from gradsieve_lab.runs.running import Listen, Stop
-from gradsieve_lab.runs.training import Progress
+from gradsieve_lab.runs.training import Progress, Starting
 from gradsieve_lab.tasks.base import Metric
 
 COLUMNS = 80
@@ -44,35 +45,69 @@ def clock(seconds: float) -> str:
 @contextmanager
 def watched(metric: Metric, stop: Stop, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
     """A live line while inside; bad input ends in one sentence, a worker's failure in its traceback."""
-    with live(metric, hidden=hidden, brief=brief) as listen, stop.watching():
-        try:
-            yield listen
-        except BadInput as error:
-            refuse(str(error))
-        except WorkerFailed as error:
-            typer.echo(f"gradsieve: {error}", err=True)
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            typer.echo("gradsieve: interrupted", err=True)
-            raise typer.Exit(130) from None
+    with live(metric, hidden=hidden, brief=brief) as listen, stop.watching(), clear_failures():
+        yield listen
+
+
+@contextmanager
+def clear_failures() -> Iterator[None]:
+    """Bad input ends in one sentence, a worker's failure in its traceback, a second Ctrl-C at once."""
+    try:
+        yield
+    except BadInput as error:
+        refuse(str(error))
+    except WorkerFailed as error:
+        typer.echo(f"gradsieve: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("gradsieve: interrupted", err=True)
+        raise typer.Exit(130) from None
+
+
+class Line:
+    """The last news of a run in one line; while workers start, it counts the seconds."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric, self.news = metric, Text("")
+        self.starting: tuple[str, float] | None = None
+
+    def listen(self, news: Progress | Starting) -> None:
+        if isinstance(news, Starting):
+            self.starting = (f"{news.label}: {started(news)}", time.monotonic())
+        else:
+            self.starting, self.news = None, Text(show(news, self.metric))
+
+    def __rich__(self) -> Text:
+        if self.starting is None:
+            return self.news
+        words, since = self.starting
+        return Text(f"{words} {clock(time.monotonic() - since)}")
+
+
+def started(news: Starting) -> str:
+    return f"starting {news.workers} worker{'s' * (news.workers > 1)} ..."
 
 
 @contextmanager
 def live(metric: Metric, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
-    """What listens to a run and shows it: one line that changes on a terminal; in a log a new one an evaluation, or
-    only the last one of a run if it should be `brief`."""
+    """What listens to a run and shows it: one line that changes on a terminal; in a log a new one per evaluation,
+    or only the last one of a run if it should be `brief`."""
     screen = Console(stderr=True)
     if hidden:
-        yield lambda progress: None
+        yield lambda news: None
     elif screen.is_terminal:
-        with Live(console=screen, transient=True, auto_refresh=False) as display:
-            yield lambda progress: display.update(Text(show(progress, metric)), refresh=True)
+        line = Line(metric)
+        with Live(line, console=screen, transient=True, refresh_per_second=4):
+            yield line.listen
     else:
         last: list[float | None] = [None]
 
-        def log(progress: Progress) -> None:
-            if progress.step == progress.steps or (progress.metric != last[0] and not brief):
-                last[0] = progress.metric
-                screen.print(show(progress, metric), highlight=False, soft_wrap=True)
+        def log(news: Progress | Starting) -> None:
+            if isinstance(news, Starting):
+                if not brief:
+                    screen.print(f"{news.label}: {started(news)}", highlight=False, soft_wrap=True)
+            elif news.over or (news.metric != last[0] and not brief):
+                last[0] = news.metric
+                screen.print(show(news, metric), highlight=False, soft_wrap=True)
 
         yield log

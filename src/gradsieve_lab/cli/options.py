@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import typer
@@ -21,6 +21,7 @@ _OPTIONS = {
     "lab_hosts": _option(int, "Run on this many hosts, with slow links between them (Linux).", 0),
     "lab_rate": _option(str, "Their links: 100mbit, or up/down, or one each; default: 1gbit.", ""),
     "steps": _option(int, f"Training steps; {_FROM_RECIPE}", 0),
+    "seconds": _option(float, "End after this much training time; default: after all steps.", 0.0),
     "batch": _option(int, f"Examples of one worker in a step; {_FROM_RECIPE}", 0),
     "dataset": _option(str, "A data set of the task; default: the embedded one.", ""),
     "data_dir": _option(str, "Folder of real data sets; default: $GRADSIEVE_DATA.", ""),
@@ -41,8 +42,12 @@ _OPTIONS = {
 }
 
 
-def run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options of a run; it receives them as one dict, its argument `options`."""
+def run_options(command: Callable[..., None], *, without: Sequence[str] = ()) -> Callable[..., None]:
+    """Give a command all options of a run; it receives them as one dict, its argument `options`.
+
+    Args:
+        without: options that make no sense for this command.
+    """
     own = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
     parameters = [
@@ -50,7 +55,8 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, parameter in own.parameters.items()
         if name != "options"
     ]
-    shared = [parameter.replace(name=name) for name, parameter in _OPTIONS.items() if name not in own.parameters]
+    left_out = (*own.parameters, *without)
+    shared = [parameter.replace(name=name) for name, parameter in _OPTIONS.items() if name not in left_out]
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
@@ -60,3 +66,6 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = own.replace(parameters=[*parameters, *shared])  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
     return wrapper
+
+
+virtual_options = functools.partial(run_options, without=("lab_hosts", "lab_rate"))

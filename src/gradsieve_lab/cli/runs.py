@@ -1,26 +1,26 @@
-"""The commands that train: demo, train, compare, simulate; and report, which shows what they recorded."""
+"""The commands that train: train, compare, simulate; and report, which shows what they recorded."""
 
 import dataclasses
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gradsieve._check import BadInput
-from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, print_json, table
-from gradsieve_lab.cli.live import clock, watched
-from gradsieve_lab.cli.options import run_options
+from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, new_folder, print_json, table
+from gradsieve_lab.cli.live import watched
+from gradsieve_lab.cli.options import run_options, virtual_options
 from gradsieve_lab.netlab.rootless import enter_lab
 from gradsieve_lab.report import write_csv, write_report
-from gradsieve_lab.report.table import size, whole_percent
+from gradsieve_lab.report.table import duration, size, whole_percent
 from gradsieve_lab.runs import comparing, running
 from gradsieve_lab.runs.methods import Method, parse_method, parse_methods
 from gradsieve_lab.runs.records import Run, read_run
+from gradsieve_lab.runs.running import command_line
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.runs.summary import summarise, summarise_all
 from gradsieve_lab.tasks import TASKS
@@ -28,8 +28,7 @@ from gradsieve_lab.tasks import TASKS
 TaskName = Annotated[str, typer.Argument(metavar="TASK", show_default=False, help=f"One of {', '.join(TASKS)}.")]
 Sparsifier = Annotated[str, typer.Option(help="A method; options as in cltk:beta=0.1. See: gradsieve info")]
 NewFolder = Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")]
-DEMO = "dense,alone,share,exdyna,topk,powersgd,average"
-_MAY_CHANGE = ("steps", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
+_MAY_CHANGE = ("steps", "seconds", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
 SIMULATED = (  # what `simulate --json` prints, and in which order
     "task",
     "sparsifier",
@@ -71,7 +70,7 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a task with one sparsifier in real processes.
+    """Train a task with one method, in real processes.
 
     Under torchrun it joins its processes. Ctrl-C leaves a checkpoint; go on with --resume.
 
@@ -83,7 +82,7 @@ def train(
         else:
             given = {"checkpoint_every": checkpoint_every, "virtual": virtual, "tensorboard": tensorboard}
             settings = _settings(task, options | given).with_method(parse_method(sparsifier, options["density"]))
-            folder = out or _new_folder(f"{task}-{settings.sparsifier}")
+            folder = out or new_folder(f"{task}-{settings.sparsifier}")
         if settings.tensorboard:
             _need_tensorboard()
     stop = running.Stop()
@@ -111,7 +110,7 @@ def compare(
     out: NewFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a task with several sparsifiers, and report.
+    """Compare methods on a task: a table and a report.
 
     Task, seed and data are the same for all; ends with a table and a page.
 
@@ -122,10 +121,10 @@ def compare(
         methods = parse_methods(sparsifiers, options["density"])
         if running.under_torchrun():
             raise BadInput("compare must start its own processes, got torchrun: use gradsieve train there")
-    _compare(settings, methods, out or _new_folder(f"compare-{task}"), as_json)
+    _compare(settings, methods, out or new_folder(f"compare-{task}"), as_json)
 
 
-@run_options
+@virtual_options
 def simulate(
     options: dict[str, Any],
     task: TaskName = "mlp",
@@ -133,7 +132,7 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="Keep the record in this new folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one sparsifier on virtual workers.
+    """Try one sparsifier on virtual workers, without processes.
 
     Example: gradsieve simulate logreg --sparsifier topk --workers 20
     """
@@ -153,30 +152,11 @@ def simulate(
         print_json(found)
     else:
         for key, value in found.items():
-            console().print(f"{key:<22}{f'{value:.6g}' if isinstance(value, float) else value}")
+            console().print(f"{key:<22}{_for_people(key, value)}")
     if stop.signal:
+        again = command_line().replace("simulate", "train --virtual", 1)
+        typer.echo(f"stopped after {len(run.steps)} steps; with checkpoints: {again}", err=True)
         raise typer.Exit(128 + stop.signal)
-
-
-def demo(
-    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 400,
-    workers: Annotated[int, typer.Option(help="How many processes.")] = 4,
-    density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.01,
-    sparsifiers: Annotated[str, typer.Option(help="Names, separated by commas.")] = DEMO,
-    seed: Annotated[int, typer.Option(help="Same seed, same run.")] = 0,
-    out: NewFolder = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare seven methods in real processes: 3 minutes.
-
-    The images are scikit-learn's digits; nothing is downloaded.
-
-    Example: gradsieve demo --density 0.001
-    """
-    with clear_errors():
-        options = {"steps": steps, "workers": workers, "density": density, "seed": seed, "save": False}
-        settings, methods = _settings("mlp", options), parse_methods(sparsifiers, density)
-    _compare(settings, methods, out or _new_folder("demo"), as_json)
 
 
 def report(
@@ -185,7 +165,7 @@ def report(
     csv: Annotated[Path | None, typer.Option(help="Also write CSV tables into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the report of runs from their records.
+    """Make one page from recorded runs.
 
     The report is one HTML file that opens offline.
 
@@ -218,6 +198,9 @@ def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: b
     if not as_json:
         typer.echo(f"report: {page}")
     if stop.signal:
+        ended = sum(run.end is not None and run.end["reason"] == "finished" for run in runs)
+        again = f"{ended} of {len(methods)} runs finished; the others are marked in the report. Start again with: "
+        typer.echo(f"stopped: {again}{command_line()}", err=True)
         raise typer.Exit(128 + stop.signal)
 
 
@@ -260,10 +243,6 @@ def _watched(settings: Settings, as_json: bool, stop: running.Stop) -> AbstractC
     return watched(TASKS[settings.task].METRIC, stop, hidden=as_json or not running.leads())
 
 
-def _new_folder(name: str) -> Path:
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
 def _need_tensorboard() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
@@ -302,7 +281,7 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
     times = {"select": "select_ms", "comm.": "communicate_ms", "step": "step_ms"}
     for heading, field in list(times.items())[gains:]:  # there is no room for all
         columns[heading] = [f"{getattr(row, field):.1f}" for row in rows]
-    columns["time"] = [clock(row.seconds) for row in rows]
+    columns["time"] = [duration(row.seconds) for row in rows]
     made = table(
         f"{first.task} on {first.dataset}: {first.workers} {kind}, {first.steps} steps, "
         f"{first.parameters:,} parameters",
@@ -326,6 +305,15 @@ def _legend(metric: str, in_lab: bool, gains: bool) -> str:
             f"{'' if gains else 'select, '}comm., step: median ms of a step and worker.",
         ]
     )
+
+
+def _for_people(key: str, value: Any) -> str:
+    """A value of `simulate` with its unit."""
+    if key.startswith("bytes_"):
+        return size(value)
+    if key == "seconds":
+        return duration(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _shown(show: Callable[[float], str], value: float | None) -> str:

@@ -14,11 +14,12 @@ from gradsieve._check import BadInput
 from gradsieve_lab.netlab.rates import DEFAULT_RATE
 from gradsieve_lab.report.lines import Plot
 from gradsieve_lab.report.plots import draw_all
+from gradsieve_lab.report.race import verdict
 from gradsieve_lab.report.style import Shown, different, labels, styles, value
 from gradsieve_lab.report.table import Table, make_table
 from gradsieve_lab.report.words import sentence
 from gradsieve_lab.runs.records import Run
-from gradsieve_lab.runs.summary import summarise_all
+from gradsieve_lab.runs.summary import Summary, summarise_all
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def make_section(shown: Sequence[Shown]) -> Section:
     workers = settings["workers"]
     return Section(
         title=f"{thing} on {settings['dataset']}, {workers} worker{'s' if workers != 1 else ''}{_lab(settings)}",
-        sentence=sentence([each.label for each in shown], rows, first.metric).replace(" %", "\u00a0%"),
+        sentence=_said(shown, rows).replace(" %", "\u00a0%"),
         virtual=all(row.virtual for row in rows),
         table=make_table(shown, rows, first.metric),
         plots=draw_all(shown),
@@ -101,6 +102,13 @@ def make_section(shown: Sequence[Shown]) -> Section:
         conditions=_facts(shown, [each.run.header.get("conditions") or {} for each in shown]),
         commands=list(dict.fromkeys(str(c) for each in shown if (c := each.run.header.get("command")))),
     )
+
+
+def _said(shown: Sequence[Shown], rows: Sequence[Summary]) -> str:
+    """Of runs that had equal time, who was as good as plain DDP first; of others, where the best of them ended."""
+    runs, names = [each.run for each in shown], [each.label for each in shown]
+    raced = verdict(runs, names) if all(run.settings.get("seconds") and run.end for run in runs) else ""
+    return raced[:1].upper() + raced[1:] if raced else sentence(names, rows, shown[0].run.metric)
 
 
 def _lab(settings: dict[str, Any]) -> str:

@@ -108,6 +108,21 @@ def size(value: float) -> str:
     return f"{_plain(value)} TB"
 
 
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.0426), duration(7.31), duration(92), duration(4321)
+    ('42.6 ms', '7.31 s', '1 min 32 s', '1 h 12 min')
+    """
+    if seconds < 0.9995:
+        return f"{_plain(1000 * seconds)} ms"
+    if seconds < 59.5:
+        return f"{_plain(seconds)} s"
+    minutes = round(seconds) // 60
+    if minutes < 60:
+        return f"{minutes} min {round(seconds) % 60} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 def times(value: float) -> str:
     """
     >>> times(52.31), times(1.0), times(1840.0)

@@ -3,40 +3,62 @@
 import math
 from collections.abc import Sequence
 
-from gradsieve_lab.report.table import size, times
+from gradsieve_lab.report.race import CLOSE, in_words
+from gradsieve_lab.report.table import duration, size, times
 from gradsieve_lab.runs.methods import ALONE, AVERAGE
 from gradsieve_lab.runs.summary import Summary
 from gradsieve_lab.tasks.base import Metric
 
-_CLOSE = 0.01  # one point, or one percent: as good as dense
-
 
 def sentence(labels: Sequence[str], summaries: Sequence[Summary], metric: Metric) -> str:
-    """Where the most frugal run that is as good as dense ends; failing that, where the best run does."""
-    found = [(label, s, s.metric_last) for label, s in zip(labels, summaries, strict=True)]
+    """Where the most frugal run that is as good as dense ends; failing that, where the best run does.
+
+    A run that was stopped is not compared with runs that were not: it is only named.
+    """
+    pairs = list(zip(labels, summaries, strict=True))
+    ended = [(label, s) for label, s in pairs if s.end == "finished"]
+    early = [(label, s) for label, s in pairs if s.end != "finished"]
+    if not ended or not early:
+        return _compared(pairs, metric)
+    named = "; ".join(f"{label} was {_ended(s)}" for label, s in early)
+    return f"{_compared(ended, metric)[:-1]}; {named}."
+
+
+def _ended(summary: Summary) -> str:
+    how = "not finished" if summary.end == "unfinished" else summary.end
+    return f"{how} after {summary.steps:,} step{'s' * (summary.steps != 1)} and is not compared"
+
+
+def _compared(pairs: Sequence[tuple[str, Summary]], metric: Metric) -> str:
+    found = [(label, s, s.metric_last) for label, s in pairs]
     scored = [(label, s, last) for label, s, last in found if last is not None and math.isfinite(last)]
     if not scored:
-        return f"{_runs(len(labels))}, not evaluated yet."
-    dense = next((last for label, _, last in scored if label == "dense"), None)
+        return f"{_runs(len(pairs))}, not evaluated yet."
+    full = next((s for label, s, _ in scored if label == "dense"), None)
+    dense = full.metric_last if full is not None else None
     others = [entry for entry in scored if entry[0] != "dense"]
     # Yardsticks are what runs are measured by: they are not what was found.
     sparse = [entry for entry in others if entry[0].split()[0] not in (ALONE, AVERAGE)] or others
     sign = 1 if metric.higher_is_better else -1
-    if dense is None or not sparse:
+    if full is None or dense is None or not sparse:
         label, summary, last = max(scored, key=lambda entry: sign * entry[2])
         lead = f"{label} is the best of {len(scored)}: it" if len(scored) > 1 else label
-        return f"{lead} ends at {_reached(last, metric)} and sends {size(summary.bytes_total)} a worker."
-    slack = _CLOSE if metric.percent else _CLOSE * abs(dense)
+        return f"{lead} ends at {in_words(metric, last)} and sends {size(summary.bytes_total)} a worker."
+    slack = CLOSE if metric.percent else CLOSE * abs(dense)
     close = [entry for entry in sparse if sign * (entry[2] - dense) >= -slack]
     if close:
         label, summary, last = max(close, key=lambda entry: entry[1].compression or 0.0)
     else:
         label, summary, last = max(sparse, key=lambda entry: sign * entry[2])
-    return f"{label} ends at {_reached(last, metric)}, {_gap(last, dense, metric)}, {_bytes(summary.compression)}."
+    said = f"{label} ends at {in_words(metric, last)}, {_gap(last, dense, metric)}, {_bytes(summary.compression)}"
+    return f"{said}{_time(summary, full)}."
 
 
-def _reached(last: float, metric: Metric) -> str:
-    return f"{metric.show(last)} {metric.name}" if metric.percent else f"{metric.name} {metric.show(last)}"
+def _time(run: Summary, dense: Summary) -> str:
+    """How long it took beside dense; virtual workers share one process, so that their time says nothing."""
+    if run.virtual or run.steps != dense.steps or not run.seconds or not dense.seconds:
+        return ""
+    return f" and in {duration(run.seconds)} instead of {duration(dense.seconds)}"
 
 
 def _gap(last: float, dense: float, metric: Metric) -> str:

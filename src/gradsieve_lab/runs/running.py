@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from gradsieve._check import BadInput
@@ -26,11 +27,12 @@ from gradsieve_lab.runs.methods import REPLICATED
 from gradsieve_lab.runs.records import VERSION, Recorder, Run, cut_back, read_run
 from gradsieve_lab.runs.replica_engines import ProcessReplica, VirtualReplicas
 from gradsieve_lab.runs.settings import Settings
-from gradsieve_lab.runs.training import Training
+from gradsieve_lab.runs.training import Starting, Training
 from gradsieve_lab.tasks import Data, Task
 
 Listen = Callable[[Any], None]
 _FEW, _PROCESSES_A_CORE = 32, 8
+_SMALL_MODEL = 1_000_000  # parameters, below which threads wait for each other longer than they compute
 
 
 class Stop:
@@ -80,7 +82,8 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
     job = (settings, folder, resume, command_line())
     try:
         if settings.virtual:
-            _work(Post(0, settings.workers, listen, stop.requested), *job)
+            with _few_threads():
+                _work(Post(0, settings.workers, listen, stop.requested), *job)
         elif under_torchrun():
             if settings.lab_hosts:
                 raise BadInput("a lab starts its own processes, got torchrun: leave one of them out")
@@ -89,6 +92,7 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
             _check_processes(settings.workers)
             _prepare(settings)  # what no worker could do is refused before any is started
             with _places(settings) as places:
+                listen(Starting(settings.label or settings.sparsifier, settings.workers))
                 run_workers(
                     _work, settings.workers, *job, places=places, listen=listen, stop_requested=stop.requested
                 )
@@ -97,6 +101,16 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
             _remove_unless_begun(folder)
         raise
     return read_run(folder) if leads() else None
+
+
+@contextmanager
+def _few_threads() -> Iterator[None]:
+    """Whatever number of threads a virtual run takes, afterwards there are as many as before."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -155,13 +169,15 @@ def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: s
     """One worker's whole run; also all virtual workers'."""
     task, data, feeds, config = _prepare(settings)
     engine = _engine_kind(config)(task, data, feeds, config)
+    size = sum(parameter.numel() for parameter in engine.model.parameters())
+    if config.virtual and size < _SMALL_MODEL and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     training = Training(engine, config, folder, post)
     if resume:
         step = training.load()
         if engine.leads:
             training.go_on(cut_back(folder, step, config.as_dict()))
     elif engine.leads:
-        size = sum(parameter.numel() for parameter in engine.model.parameters())
         _begin(config, folder, {"n": size, "metric": asdict(task.METRIC), "command": command})
     training.run()
 

@@ -12,7 +12,14 @@ from gradsieve_lab.runs.methods import AVERAGE, PEERS, STEADY, Method
 from gradsieve_lab.tasks import TASKS, Task, make_task
 
 OPTIMIZERS, DECAYS = ("sgd", "adam"), ("cosine", "constant")
-_LIMITS = {"skew": 1.0, "momentum": 1.0, "warm_up": 1.0, "weight_decay": math.inf, "clip": math.inf}
+_LIMITS = {
+    "seconds": math.inf,
+    "skew": 1.0,
+    "momentum": 1.0,
+    "warm_up": 1.0,
+    "weight_decay": math.inf,
+    "clip": math.inf,
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Settings:
     limit: int = 0
     skew: float = 0.0
     steps: int = 0
+    seconds: float = 0.0  # of training, after which a run ends whatever its step; 0: no limit
     batch: int = 0
     optimizer: str = ""
     lr: float = 0.0

@@ -28,7 +28,7 @@ class Exchange:
     buildup: float | None
     threshold: float | None
     collectives: int
-    handshake_bytes: int | None = None  # before the first step, and again after a run was resumed
+    handshake_bytes: float | None = None  # before the first step, and again after a run was resumed
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class StepRecord:
     buildup: float | None
     threshold: float | None
     collectives: int
-    handshake_bytes: int | None
+    handshake_bytes: float | None
     loss: float | None
     error: float | None
     residual_norm: float | None

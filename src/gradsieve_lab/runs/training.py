@@ -16,6 +16,15 @@ from gradsieve_lab.runs.step_record import Measured, Stepped, StepRecord
 
 _AGREE_EVERY_S = 0.5  # workers talk about records and stopping about so often
 _MOST_STEPS = 50  # and after so many steps at the latest
+EVALUATIONS = 10  # of a run that is limited in time
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A run is about to start its workers; until the first `Progress` there is nothing else to show."""
+
+    label: str
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,16 @@ class Progress:
     density: float
     bytes: float
     seconds: float
+    limit: float = 0.0  # seconds after which the run ends; 0: after its last step
+
+    @property
+    def fraction(self) -> float:
+        """How much of the run is done, in [0, 1]."""
+        return min(1.0, max(self.step / self.steps, self.seconds / self.limit if self.limit else 0.0))
+
+    @property
+    def over(self) -> bool:
+        return self.fraction == 1.0
 
 
 class Training:
@@ -42,6 +61,7 @@ class Training:
         self.stopping = False
         self.bytes = self.seconds = 0.0
         self.metric: float | None = None
+        self._evaluated = 0.0  # seconds at the last evaluation
         self._waiting: list[tuple[int, float, Stepped]] = []
         self._patience = 1
 
@@ -52,22 +72,32 @@ class Training:
         if self.done == 0:
             self._evaluate()
         self._counted = self._counter()
-        while self.done < settings.steps and not self.stopping:
+        while not self._over() and not self.stopping:
             self._step(self.done)
             self.done += 1
-            last, due = self.done == settings.steps, self.done % settings.eval_every == 0
+            due = self.done % settings.eval_every == 0 and not settings.seconds
             saving = settings.checkpoint_every and self.done % settings.checkpoint_every == 0
-            if last or due or saving or len(self._waiting) >= self._patience:
+            if due or saving or self.done == settings.steps or len(self._waiting) >= self._patience:
                 self._agree()
-            if due or last:
+            last = self._over()
+            if due or last or self._evaluation_is_due():
                 self._evaluate()
             if settings.save and (saving or self.stopping or last):
                 self.save()
-        reason = "finished" if self.done == settings.steps else "stopped"
+        reason = "finished" if self._over() else "stopped"
         if self.engine.leads:
             self.recorder.add([{"kind": "end", "reason": reason, "step": self.done}])
         self.board.close()
         return reason
+
+    def _over(self) -> bool:
+        """After the last step, or when the time is up: all workers know the same seconds."""
+        settings = self.settings
+        return self.done == settings.steps or 0 < settings.seconds <= self.seconds
+
+    def _evaluation_is_due(self) -> bool:
+        """Whether a run that is limited in time has passed another part of it."""
+        return self.settings.seconds > 0 and self.seconds >= self._evaluated + self.settings.seconds / EVALUATIONS
 
     def _step(self, step: int) -> None:
         lr = learning_rate(self.settings, step)
@@ -115,11 +145,12 @@ class Training:
                 density=last.density,
                 bytes=self.bytes,
                 seconds=self.seconds,
+                limit=settings.seconds,
             )
         )
 
     def _evaluate(self) -> None:
-        self.metric = self.engine.evaluate()
+        self.metric, self._evaluated = self.engine.evaluate(), self.seconds
         if self.engine.leads:
             assert self.metric is not None
             line = {"kind": "metric", "step": self.done, "value": self.metric}

@@ -1,0 +1,107 @@
+"""Runs of equal time: who was as good as plain DDP first, and with how many bytes, in one sentence."""
+
+from collections.abc import Sequence
+
+from gradsieve_lab.report.table import duration, times
+from gradsieve_lab.runs.methods import DENSE, is_hook, is_sparse
+from gradsieve_lab.runs.records import Line, Run
+from gradsieve_lab.tasks.base import Metric
+
+CLOSE = 0.01  # one point, or one percent: as good as dense
+
+
+def reached(run: Run, goal: float) -> Line | None:
+    """The first evaluation at which a run was as good as `goal`: its seconds and bytes so far."""
+    sign = 1 if run.metric.higher_is_better else -1
+    known = (line for line in run.metrics if line["value"] is not None)
+    return next((line for line in known if sign * (line["value"] - goal) >= 0), None)
+
+
+def goal_of(dense: Run) -> float | None:
+    """What counts as the quality of plain DDP: its last value, less one point or one percent."""
+    last: float | None = dense.metrics[-1]["value"] if dense.metrics else None
+    if last is None:
+        return None
+    slack = CLOSE if dense.metric.percent else CLOSE * abs(last)
+    return last - slack if dense.metric.higher_is_better else last + slack
+
+
+def at_step(run: Run, step: int) -> float | None:
+    """The metric after at most `step` steps: for comparisons at equal steps."""
+    return next((line["value"] for line in reversed(run.metrics) if line["step"] <= step), None)
+
+
+def verdict(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """One sentence on runs of equal time, true whoever won; empty if there is nothing to compare."""
+    named = dict(zip(labels, runs, strict=True))
+    dense = next((run for run in runs if run.settings["sparsifier"] == DENSE), None)
+    goal = goal_of(dense) if dense is not None else None
+    if dense is None or goal is None or (start := reached(dense, goal)) is None:
+        return ""
+    ours = {label: run for label, run in named.items() if is_sparse(run.settings["sparsifier"]) and run.metrics}
+    peers = {label: run for label, run in named.items() if run is not dense and is_hook(run.settings["sparsifier"])}
+    if not ours:
+        return ""
+    found = _there(ours, goal)
+    if not found:
+        return _behind(dense, ours)
+    label = min(found, key=lambda name: found[name]["seconds"])
+    line = found[label]
+    others = _there(peers, goal)
+    first = min(others, key=lambda name: others[name]["seconds"], default=None)
+    said = (
+        f"{label} is as good as plain DDP ({_value(dense, dense.metrics[-1]['value'])}) after "
+        f"{duration(line['seconds'])} instead of {duration(start['seconds'])}"
+        f"{_sooner(start['seconds'], line['seconds'])}, with {_fewer(start['bytes'], line['bytes'])}"
+    )
+    end = ours[label].metrics[-1]["value"]
+    said += f", and ends at {_value(dense, end)} when the time is up"
+    if first is not None and others[first]["seconds"] < line["seconds"]:
+        said += f"; {first} is there sooner still, after {duration(others[first]['seconds'])}"
+    return said + "."
+
+
+def _there(runs: dict[str, Run], goal: float) -> dict[str, Line]:
+    """When each of those that became as good was so first."""
+    return {label: line for label, run in runs.items() if (line := reached(run, goal)) is not None}
+
+
+def _behind(dense: Run, ours: dict[str, Run]) -> str:
+    """No method of ours became as good: which one came closest, and how fast plain DDP was there."""
+    sign = 1 if dense.metric.higher_is_better else -1
+    label = max(ours, key=lambda name: sign * (ours[name].metrics[-1]["value"] or -sign * 1e300))
+    last = ours[label].metrics[-1]
+    here = reached(dense, last["value"]) if last["value"] is not None else None
+    when = f", which plain DDP had after {duration(here['seconds'])}" if here is not None else ""
+    return (
+        f"nothing sparse is as good as plain DDP ({_value(dense, dense.metrics[-1]['value'])}) in equal time: "
+        f"{label} comes closest with {_value(dense, last['value'])}{when}."
+    )
+
+
+def _value(run: Run, value: float | None) -> str:
+    return "nothing" if value is None else in_words(run.metric, value)
+
+
+def in_words(metric: Metric, value: float) -> str:
+    return f"{metric.show(value)} {metric.name}" if metric.percent else f"{metric.name} {metric.show(value)}"
+
+
+def _sooner(before: float, now: float) -> str:
+    if before <= 0 or now <= 0:
+        return ""
+    return (
+        f", {times(before / now)[:-1]} times sooner"
+        if now <= before
+        else f", {times(now / before)[:-1]} times later"
+    )
+
+
+def _fewer(before: float, now: float) -> str:
+    if now <= 0:
+        return "nothing sent"
+    return (
+        f"{times(before / now)[:-1]} times fewer bytes"
+        if now <= before
+        else f"{times(now / before)[:-1]} times more bytes"
+    )
