@@ -28,6 +28,7 @@ CORE = [
     "worlds",
     "ddp",
     "share",
+    "plan",
     "extend",
 ]
 LAB = ["_files", "_owner", "conditions", "analysis", "launch", "netlab", "tasks", "runs", "report", "bench", "cli"]

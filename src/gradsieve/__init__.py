@@ -5,6 +5,7 @@ from gradsieve.comm.step import Selection, Sent
 from gradsieve.ddp import Sieve, sparsify
 from gradsieve.density import Budget, dgc_warm_up
 from gradsieve.feedback import LowPass, Momentum, Plain
+from gradsieve.plan import Plan, plan
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
 from gradsieve.share import Auto, NonFiniteWeights, ReplicaAdamW, ShareReport, ShareSieve, share
@@ -24,6 +25,7 @@ __all__ = [
     "Momentum",
     "NonFiniteWeights",
     "Plain",
+    "Plan",
     "ProcessGroupWorld",
     "ReplicaAdamW",
     "ReplicasDiffer",
@@ -41,6 +43,7 @@ __all__ = [
     "__version__",
     "dgc_warm_up",
     "make_sparsifier",
+    "plan",
     "share",
     "sparsify",
     "virtual_reducers",
