@@ -54,7 +54,9 @@ class Plan:
             words = "it is faster here"
         else:
             words = f"nothing here is more than {WORTH_IT - 1:.0%} faster"
-        return f"plain DDP: {words} ({number(plain)} ms per step; {other.name} would take {number(self.ms(other))} ms)"
+        return (
+            f"plain DDP: {words} ({number(plain)} ms per step; {other.name} would take {number(self.ms(other))} ms)"
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -179,4 +181,3 @@ def number(value: float) -> str:
     ('12,346', '5.68')
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-

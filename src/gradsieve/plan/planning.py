@@ -1,7 +1,6 @@
 """`plan`: what a step will take with plain DDP, torch's hooks, gradients and weights, and which of them to use."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -10,32 +9,14 @@ from torch import Tensor, nn
 from gradsieve import ops
 from gradsieve._check import BadInput, BadType, at_least, fraction, one_of, positive
 from gradsieve.comm.wire import VALUES
-from gradsieve.density.base import elements
 from gradsieve.plan import local, probe
 from gradsieve.plan.links import BACKENDS, LATENCY_MS, Link, parse_rate
 from gradsieve.plan.local import Shapes
 from gradsieve.plan.outcome import Plan
-from gradsieve.plan.traffic import sparse_step
-from gradsieve.plan.ways import Buckets, Factors, Sieved, Way
+from gradsieve.plan.ways_of import DENSITIES, EVERY, GRADIENTS, RANKS, Job, ways_of
 from gradsieve.worlds import ProcessGroupWorld
 
-DENSITIES = (0.001, 0.01, 0.1)
-EVERY = (1, 8)
-RANKS = (4,)  # of PowerSGD
 MOST_WORKERS = 1 << 20
-GRADIENTS = ("shared_threshold", "exdyna")  # sparsifiers whose collectives are known beforehand
-_PICK_BYTES, _ROUND_BYTES = 12, 20  # held for each selected element: its position, and one or three values
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is trained, and where."""
-
-    n: int
-    shapes: Shapes
-    workers: int
-    compute: float  # seconds of a step
-    contention: float  # seconds that a second of a processor takes
 
 
 def plan(
@@ -87,11 +68,10 @@ def plan(
     world = ProcessGroupWorld() if dist.is_available() and dist.is_initialized() else None
     link, workers = _network(link, latency_ms, workers, backend, world, device)
     compute = _compute(model, step_ms, loss, world, device)
-    job = Job(n, shapes, workers, compute, 1.0 if world is None else probe.mean(probe.contention(), world, device))
+    busy = 1.0 if world is None else probe.mean(probe.contention(), world, device)
     ops.warm_up()
-    ways = [*_usual(job, ranks), *_gradients(job, sparsifier, densities, values)]
-    ways += _weights(job, densities, every, values)
-    return Plan(n, workers, link, compute, ways)
+    job = Job(n, shapes, workers, compute, busy)
+    return Plan(n, workers, link, compute, ways_of(job, sparsifier, densities, every, ranks, values))
 
 
 def _model(model: nn.Module | int) -> tuple[int, Shapes, torch.device]:
@@ -148,41 +128,3 @@ def _compute(
         raise BadInput("step_ms must be given, or a model and its loss to measure it")
     seconds = probe.measure_step(model, loss)
     return seconds if world is None else probe.mean(seconds, world, device)
-
-
-def _usual(job: Job, ranks: Sequence[int]) -> list[Way]:
-    n, workers, compute, busy = job.n, job.workers, job.compute, job.contention
-    shapes = job.shapes
-    return [
-        Buckets("plain DDP", workers, compute, busy * local.dense(n), 0, n, 4),
-        Buckets("fp16 hook", workers, compute, busy * local.half(n), 2 * n, n, 2),
-        *(
-            Factors(f"PowerSGD rank {r}", workers, compute, busy * local.power(shapes, r), 4 * n, shapes, r)
-            for r in ranks
-        ),
-    ]
-
-
-def _gradients(job: Job, sparsifier: str, densities: Sequence[float], values: str) -> list[Way]:
-    found: list[Way] = []
-    for density in densities:
-        calls = sparse_step(job.n, density, job.workers, own_parts=sparsifier == "exdyna", values=values)
-        spent = job.contention * local.gradients(job.n, sparsifier, density, values)
-        memory = 4 * job.n + _PICK_BYTES * elements(density, job.n)
-        found.append(Sieved("gradients", job.workers, job.compute, spent, memory, calls, density, values=values))
-    return found
-
-
-def _weights(job: Job, densities: Sequence[float], every: Sequence[int], values: str) -> list[Way]:
-    found: list[Way] = []
-    for density in densities:
-        calls = sparse_step(job.n, density, job.workers, own_parts=True, values=values)
-        spent = job.contention * local.weights(job.n, density, values, job.workers)
-        memory = 4 * job.n + _ROUND_BYTES * elements(density, job.n)
-        found += [
-            Sieved("weights", job.workers, job.compute, spent, memory, calls, density, often, delay, values)
-            for often in every
-            for delay in (0, 1)
-        ]
-    return found
-

@@ -27,7 +27,9 @@ def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
     rows = torch.zeros(world.size, 1, dtype=torch.uint8, device=device)
     one = [1] * world.size
     exchange = _seconds(world, device, lambda: world._all_to_all(rows, one, one), REPEATS)
-    ring = _seconds(world, device, lambda: dist.all_reduce(torch.zeros(1, device=device), group=world.group), REPEATS)
+    ring = _seconds(
+        world, device, lambda: dist.all_reduce(torch.zeros(1, device=device), group=world.group), REPEATS
+    )
     hop = min(ring / (2 * (world.size - 1)), exchange)
     message = max(0.0, exchange - hop) / (world.size - 2) if world.size > 2 else 0.0
     return Link(_bandwidth(world, device, ring), max(0.0, hop - message), message, backend)
