@@ -47,16 +47,16 @@ class Plan:
         """One sentence."""
         best, plain = self.best, self.ms(self.plain)
         if best is not self.plain:
-            gain = plain / self.ms(best)
-            return f"{best.name}: {number(self.ms(best))} ms per step, {gain:.1f} times faster than plain DDP's {number(plain)} ms"
+            taken = self.ms(best)
+            words = f"{number(taken)} ms per step, {plain / taken:.1f} times faster than plain DDP's"
+            return f"{best.name}: {words} {number(plain)} ms"
         other = min((way for way in self.ways if way is not best), key=self.ms)
         if plain <= self.ms(other):
             words = "it is faster here"
         else:
             words = f"nothing here is more than {WORTH_IT - 1:.0%} faster"
-        return (
-            f"plain DDP: {words} ({number(plain)} ms per step; {other.name} would take {number(self.ms(other))} ms)"
-        )
+        beside = f"{number(plain)} ms per step; {other.name} would take {number(self.ms(other))} ms"
+        return f"plain DDP: {words} ({beside})"
 
     @property
     def notes(self) -> list[str]:
@@ -116,34 +116,30 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        head = textwrap.wrap(self._head(), WIDTH)
+        head = textwrap.wrap(self.head, WIDTH)
         sentences = [f"Use {self.recommendation}.", *self.notes]
         below = [line for sentence in sentences for line in textwrap.wrap(sentence, WIDTH)]
-        return "\n".join([*head, "", *self._table(), "", *below])
+        return "\n".join([*head, "", *_aligned(self.table()), "", *below])
 
-    def _head(self) -> str:
+    @property
+    def head(self) -> str:
+        """What was planned for."""
         link = self.link
         return (
             f"{self.n:,} parameters, {self.workers:,} workers, {rate(link.bits)}/s, "
             f"{(link.latency + link.message) * 1e3:.2g} ms latency, {self.compute * 1e3:.4g} ms computing"
         )
 
-    def _table(self) -> list[str]:
+    def table(self) -> list[tuple[str, ...]]:
+        """Rows of words, the headings first."""
         heads = ("", "ms/step", "speedup", "sent", "memory", "wins below")
-        rows = [heads]
+        rows: list[tuple[str, ...]] = [heads]
         for way in self.ways:
             row = self._row(way)
             faster = f"{row['times_faster']:.2f}x"
             sizes = (size(row["bytes_per_step"]), f"+{size(way.memory)}" if way.memory else "")
             rows.append((way.name, number(row["ms"]), faster, *sizes, row["break_even"]))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join(
-                text.ljust(width) if column == 0 else text.rjust(width)
-                for column, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
+        return rows
 
     def page(self) -> str:
         """The plan as an HTML page, with a plot of bandwidth against milliseconds per step."""
@@ -181,3 +177,13 @@ def number(value: float) -> str:
     ('12,346', '5.68')
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        first, *others = (text.rjust(width) for text, width in zip(row, widths, strict=True))
+        lines.append("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+    return lines

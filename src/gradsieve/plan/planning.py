@@ -96,7 +96,8 @@ def _network(
     one_of("backend", backend, [None, *BACKENDS])
     if world is None and (link is None or workers is None):
         raise BadInput(
-            "workers and link must be given, as in workers=8, link='100mbit', unless ranks of a process group measure them"
+            "workers and link must be given, as in workers=8, link='100mbit', unless the ranks of a process group "
+            "measure them"
         )
     if link is None:
         assert world is not None

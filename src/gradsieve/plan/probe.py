@@ -80,7 +80,7 @@ def _wait(model: nn.Module) -> None:
 
 
 def contention() -> float:
-    """How many times longer work takes here than the processor needs for it: 1 where nobody else wants the processor.
+    """How many times longer work takes here than the processor needs for it: 1 where nobody else wants it.
 
     Ranks that share a machine call it at the same time, and so see what each other takes.
     """

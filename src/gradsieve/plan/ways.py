@@ -1,4 +1,4 @@
-"""The ways to train that a plan compares: each knows what a step takes on a link, what it sends and what it keeps."""
+"""The ways to train that a plan compares: each knows what a step takes on a link, what it sends and keeps."""
 
 import functools
 import math

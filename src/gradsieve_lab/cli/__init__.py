@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from gradsieve_lab.cli import bench, lab, runs
+from gradsieve_lab.cli import bench, lab, plan, runs
 from gradsieve_lab.cli.common import AsJson, console, print_json
 from gradsieve_lab.conditions import conditions
 
@@ -24,6 +24,7 @@ app.command()(runs.train)
 app.command()(runs.compare)
 app.command()(runs.simulate)
 app.command()(runs.report)
+app.command()(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 
