@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -49,8 +50,13 @@ WAYS = {
     **{(SHARE, density): f"weights {density:g}" for density in DENSITIES},
     **{(LATE, density): f"weights {density:g} delay=1" for density in DENSITIES},
 }
-WARM_UP, STEPS, LONG_S, FEW = 12, 5, 4.0, 2  # steps that take longer than this are warmed up once and timed twice
+WARM_UP = 12  # steps, where a threshold must be found
+LONG_S, FEW = 4.0, 2  # steps that take longer than this are warmed up once and timed twice
+ENOUGH_S, LEAST, MOST = 2.0, 5, 15  # others as often as fits into this time, within limits
 STREAK = 8  # steps in a row with delay=1, whose last exchange is waited for
+
+
+Found = tuple[dict[str, list[float]], list[float], Link, list[Way], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class Row:
     bandwidth_mbit: float  # measured between the hosts
     latency_ms: float
     message_ms: float
+    wake_ms: float
+    overlap: float  # workers that picked a position, on average
     commit: str = ""
     torch: str = ""
     machine: str = ""
@@ -83,15 +91,18 @@ class Row:
 def times(case: Case) -> list[float]:
     """Milliseconds of steps, all workers at once; those of the slowest are what counts."""
     late = isinstance(case.sieve, ShareSieve) and bool(case.sieve.driver.delay)
-    first = _ms(case, 1)
-    slow = first > LONG_S * 1e3
+    first = torch.tensor(_ms(case, 1))
+    dist.all_reduce(first, dist.ReduceOp.MAX)
+    slow = float(first) > LONG_S * 1e3
     for _ in range(0 if slow else (WARM_UP if case.sieve is not None else 2)):
         case.step()
     if case.name == POWERSGD and slow:
         case.step()  # the first two send everything
     if late:
         return [_ms(case, STREAK) for _ in range(FEW)]
-    return [_ms(case, 1) for _ in range(FEW if slow else STEPS)]
+    again = torch.tensor(FEW if slow else min(max(round(ENOUGH_S * 1e3 / _ms(case, 1)), LEAST), MOST))
+    dist.all_reduce(again, dist.ReduceOp.MIN)
+    return [_ms(case, 1) for _ in range(int(again))]
 
 
 def _ms(case: Case, steps: int) -> float:
@@ -104,23 +115,25 @@ def _ms(case: Case, steps: int) -> float:
     return (time.perf_counter() - started) / steps * 1e3
 
 
-def work(post: Post, width: int) -> tuple[dict[str, list[float]], list[float], Link, list[Way]]:
-    """What one worker measured: each method's steps, those of computing alone, the link, and the plan's ways."""
+def work(post: Post, width: int) -> Found:
+    """What one worker measured: each method's steps, those of computing alone, the link, ways and overlaps."""
     world = ProcessGroupWorld()
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
     device = next(model.parameters()).device
     link = probe.measure_link(world, device)
     alone = times(make_case(ALONE, post.rank, 1.0, width))
-    found = {}
+    found, overlap = {}, {}
     for name, density in WAYS:
         case = make_case(name, post.rank, density, width)
         found[WAYS[name, density]] = times(case)
+        if name == GRADIENTS and case.sieve is not None and case.sieve.report is not None:
+            overlap[WAYS[name, density]] = max(1.0, case.sieve.report.selected / case.sieve.report.union)
         if isinstance(case.sieve, ShareSieve):
             case.sieve.close()
         del case
         gc.collect()
     ways = plan(model, link=link, step_ms=statistics.median(alone), densities=DENSITIES, every=[1]).ways
-    return found, alone, link, list(ways)
+    return found, alone, link, list(ways), overlap
 
 
 def cell(hosts: int, rate: str, width: int) -> list[Row]:
@@ -144,6 +157,8 @@ def cell(hosts: int, rate: str, width: int) -> list[Row]:
             link.bits / 1e6,
             link.latency * 1e3,
             link.message * 1e3,
+            link.wake * 1e3,
+            results[0][4].get(way.name, 1.0),
             **{name: where[name] for name in ("commit", "torch", "machine", "date")},
         )
         rows.append(row)
@@ -160,10 +175,12 @@ def again(rows: list[Row]) -> list[Row]:
     for row in rows:
         side = round((row.n / LAYERS) ** 0.5 - 0.5)
         model = nn.Sequential(*(nn.Linear(side, side, device="meta") for _ in range(LAYERS)))
-        link = Link(row.bandwidth_mbit * 1e6 / 8, row.latency_ms / 1e3, row.message_ms / 1e3)
+        link = Link(row.bandwidth_mbit * 1e6 / 8, row.latency_ms / 1e3, row.message_ms / 1e3, row.wake_ms / 1e3)
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
         job = Known(row.n, shapes, row.hosts, row.compute_ms / 1e3, local=row.local_ms / 1e3)
-        way = next(way for way in ways_of(job, densities=DENSITIES, every=[1]) if way.name == row.way)
+        way = next(
+            way for way in ways_of(job, densities=DENSITIES, every=[1], overlap=row.overlap) if way.name == row.way
+        )
         found.append(replace(row, predicted_ms=way.step(link) * 1e3))
     return found
 

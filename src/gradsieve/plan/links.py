@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradsieve._check import BadInput, number, one_of, positive
@@ -21,17 +22,20 @@ class Link:
     bandwidth: bytes per second that a worker sends, and receives meanwhile.
     latency: seconds until a message of no length arrives.
     message: seconds that a worker spends on each message beyond that.
+    wake: seconds that a collective takes longer when workers come to it from computing, one later than the other.
     backend: "gloo" sums in a ring; "nccl" in a ring or a tree, whichever is faster.
     """
 
     bandwidth: float
     latency: float = LATENCY_MS / 1e3
     message: float = MESSAGE_MS / 1e3
+    wake: float = 0.0
     backend: str = "gloo"
 
     def __post_init__(self) -> None:
         positive("bandwidth", self.bandwidth)
-        for name, value in (("latency", self.latency), ("message", self.message)):
+        for name in ("latency", "message", "wake"):
+            value = getattr(self, name)
             if not 0 <= number(name, value) < math.inf:
                 raise BadInput(f"{name} must be at least 0 and finite, got {value}")
         one_of("backend", self.backend, BACKENDS)
@@ -45,21 +49,30 @@ class Link:
         """The same network with another bandwidth, in bits per second."""
         return replace(self, bandwidth=bits / 8)
 
-    def exchange(self, sent_bytes: float, workers: int) -> float:
-        """Seconds of a round in which every worker sends something to every other one."""
+    def exchange(self, sent_bytes: float, workers: int, rounds: int = 1) -> float:
+        """Seconds of a collective in whose rounds every worker sends something to every other one."""
         if workers == 1:
             return 0.0
-        return self.latency + (workers - 1) * self.message + sent_bytes / self.bandwidth
+        return self.wake + rounds * (self.latency + (workers - 1) * self.message) + sent_bytes / self.bandwidth
 
-    def all_reduce(self, size: float, workers: int) -> float:
-        """Seconds of the backend's own sum of `size` bytes."""
+    def all_reduce(self, sizes: Sequence[float], workers: int, ready: Sequence[float] = ()) -> float:
+        """Seconds until the backend has summed vectors of these sizes in bytes, which were ready at these times.
+
+        They follow each other on the wire; only of the last one the latency shows.
+        """
         if workers == 1:
-            return 0.0
+            return max(ready, default=0.0)
         hop = self.latency + self.message
-        ring = 2 * (workers - 1) * hop + ring_all_reduce_bytes(round(size), workers) / self.bandwidth
-        if self.backend == "gloo":
-            return ring
-        return min(ring, 2 * math.ceil(math.log2(workers)) * hop + 2 * size / self.bandwidth)
+        shapes = [(2 * (workers - 1) * hop, [ring_all_reduce_bytes(round(size), workers) for size in sizes])]
+        if self.backend != "gloo":
+            shapes.append((2 * math.ceil(math.log2(workers)) * hop, [2 * size for size in sizes]))
+        found = []
+        for latency, sent in shapes:
+            done = 0.0
+            for bytes_, begun in zip(sent, ready or [0.0] * len(sent), strict=True):
+                done = max(done, begun) + bytes_ / self.bandwidth
+            found.append(done + latency)
+        return self.wake + min(found)
 
 
 def parse_rate(text: str, slowest: int = SLOWEST, fastest: int = FASTEST) -> int:

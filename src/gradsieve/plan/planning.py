@@ -13,7 +13,7 @@ from gradsieve.plan import local, probe
 from gradsieve.plan.links import BACKENDS, LATENCY_MS, Link, parse_rate
 from gradsieve.plan.local import Shapes
 from gradsieve.plan.outcome import Plan
-from gradsieve.plan.ways_of import DENSITIES, EVERY, GRADIENTS, RANKS, Job, ways_of
+from gradsieve.plan.ways_of import DENSITIES, EVERY, GRADIENTS, OVERLAP, RANKS, Job, ways_of
 from gradsieve.worlds import ProcessGroupWorld
 
 MOST_WORKERS = 1 << 20
@@ -32,6 +32,7 @@ def plan(
     every: Sequence[int] = EVERY,
     ranks: Sequence[int] = RANKS,
     values: str = "fp32",
+    overlap: float = OVERLAP,
     backend: str | None = None,
 ) -> Plan:
     """Predict milliseconds per step of each way to train, and recommend one, or plain DDP.
@@ -49,6 +50,8 @@ def plan(
         sparsifier: of gradients, "shared_threshold" or "exdyna".
         densities, every: to compare; `ranks` are those of PowerSGD.
         values: "fp32", "bf16" or "fp8", how values travel.
+        overlap: workers that pick the same position, on average, with "shared_threshold": `report.selected /
+            report.union` of a run shows it. More of them send more positions.
         backend: "gloo" or "nccl"; by default that of the process group, or gloo.
 
     >>> import gradsieve
@@ -64,6 +67,8 @@ def plan(
     for rank in ranks:
         at_least("PowerSGD's rank", rank, 1)
     one_of("values", values, VALUES)
+    if positive("overlap", overlap) < 1:
+        raise BadInput(f"overlap must be at least 1, got {overlap}")
     one_of("sparsifier", sparsifier, GRADIENTS)
     world = ProcessGroupWorld() if dist.is_available() and dist.is_initialized() else None
     link, workers = _network(link, latency_ms, workers, backend, world, device)
@@ -71,7 +76,7 @@ def plan(
     busy = 1.0 if world is None else probe.mean(probe.contention(), world, device)
     ops.warm_up()
     job = Job(n, shapes, workers, compute, busy)
-    return Plan(n, workers, link, compute, ways_of(job, sparsifier, densities, every, ranks, values))
+    return Plan(n, workers, link, compute, ways_of(job, sparsifier, densities, every, ranks, values, overlap))
 
 
 def _model(model: nn.Module | int) -> tuple[int, Shapes, torch.device]:

@@ -12,7 +12,8 @@ from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.plan.links import Link
 from gradsieve.worlds import ProcessGroupWorld
 
-REPEATS = 7  # of which the median counts
+REPEATS = 15  # of which the median counts
+_SIDE, _PRODUCTS = 256, 3  # matrix products between two collectives, a millisecond or so of work
 LONG_S = 0.25  # seconds of an all-reduce from which the bandwidth can be read
 FIRST, LARGEST = 1 << 16, 1 << 26  # bytes of all-reduces, each four times the one before
 STEPS, WARM_UP = 5, 2  # of training
@@ -23,16 +24,35 @@ def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
     """Bandwidth and latency between the ranks of a world; every rank must call it, and all get the same."""
     backend = "nccl" if "nccl" in str(dist.get_backend(world.group)) else "gloo"
     if world.size == 1:
-        return Link(1e12, 0.0, 0.0, backend)
+        return Link(1e12, 0.0, 0.0, 0.0, backend)
     rows = torch.zeros(world.size, 1, dtype=torch.uint8, device=device)
-    one = [1] * world.size
-    exchange = _seconds(world, device, lambda: world._all_to_all(rows, one, one), REPEATS)
-    ring = _seconds(
-        world, device, lambda: dist.all_reduce(torch.zeros(1, device=device), group=world.group), REPEATS
-    )
-    hop = min(ring / (2 * (world.size - 1)), exchange)
-    message = max(0.0, exchange - hop) / (world.size - 2) if world.size > 2 else 0.0
-    return Link(_bandwidth(world, device, ring), max(0.0, hop - message), message, backend)
+    one, small, matrix = [1] * world.size, torch.zeros(1, device=device), torch.ones(_SIDE, _SIDE, device=device)
+
+    def after_work(collective: Callable[[], object], times: int) -> float:
+        """Seconds of some work and then so many collectives."""
+
+        def once() -> None:
+            for _ in range(_PRODUCTS):
+                matrix @ matrix
+            for _ in range(times):
+                collective()
+
+        return _seconds(world, device, once, REPEATS)
+
+    def exchange() -> object:
+        return world._all_to_all(rows, one, one)
+
+    def ring() -> object:
+        return dist.all_reduce(small, group=world.group)
+
+    work, first, fourth = after_work(exchange, 0), after_work(exchange, 1), after_work(exchange, 4)
+    again = max(0.0, fourth - first) / 3
+    ring_again = max(0.0, after_work(ring, 4) - after_work(ring, 1)) / 3
+    hop = min(ring_again / (2 * (world.size - 1)), again)
+    message = (again - hop) / (world.size - 2) if world.size > 2 else 0.0
+    wake = max(0.0, first - work - again)
+    bandwidth = _bandwidth(world, device, wake + ring_again)
+    return Link(bandwidth, max(0.0, hop - message), message, wake, backend)
 
 
 def _bandwidth(world: ProcessGroupWorld, device: torch.device, latency: float) -> float:

@@ -3,6 +3,7 @@
 The bytes are those of `gradsieve.comm.traffic`, the meter of real runs; a test runs both side by side.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,18 +23,20 @@ SMALL = 1 << 22  # bytes: up to here worlds sum in two rounds, each worker a sli
 _HEAD_BYTES = 2  # of a histogram: where it begins
 
 
-def sparse_step(n: int, density: float, workers: int, *, own_parts: bool, values: str) -> list[Collective]:
+def sparse_step(
+    n: int, density: float, workers: int, *, overlap: float | None = None, values: str = "fp32"
+) -> list[Collective]:
     """A step with a threshold for all workers: histogram, positions, values.
 
-    own_parts: each worker picks in its own part of the vector (exdyna); otherwise anywhere (shared_threshold), and
-    it is assumed that no two workers pick the same position.
+    overlap: how many workers pick a position, on average, where each may pick any (shared_threshold); None where each
+    has its own part of the vector (exdyna).
     """
     k = elements(density, n)
     if k >= n:
         return [AllReduce("values", _of(n, torch.float32))]
     row = _HEAD_BYTES + BINS * narrowest(k).itemsize
-    span = -(-n // workers) if own_parts else n
-    picks = ops.packed_bytes(-(-k // workers), span)
+    span = -(-n // workers) if overlap is None else n
+    picks = ops.packed_bytes(math.ceil(k * min(overlap or 1.0, workers) / workers), span)
     return [
         AllGather("histogram", _of(row, torch.uint8), [row] * workers),
         AllGather("indices", _of(picks, torch.uint8), [picks] * workers),
@@ -77,8 +80,8 @@ def seconds(call: Collective, workers: int, link: Link) -> float:
     if not isinstance(call, AllReduce):
         return link.exchange(sent, workers)
     if call.tensor.nbytes > SMALL:
-        return link.all_reduce(call.tensor.nbytes, workers)
-    return 2 * link.exchange(sent / 2, workers)
+        return link.all_reduce([call.tensor.nbytes], workers)
+    return link.exchange(sent, workers, rounds=2)
 
 
 def _of(count: int, dtype: torch.dtype) -> Tensor:

@@ -2,9 +2,11 @@
 
 import functools
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from gradsieve.comm.collectives import Collective
 from gradsieve.comm.traffic import Traffic, ring_all_reduce_bytes
@@ -76,11 +78,9 @@ class Buckets(Way):
         return Traffic(len(self.buckets), self.n * self.width, sent)
 
     def step(self, link: Link) -> float:
-        ready = done = FORWARD * self.compute
-        for size in self.buckets:
-            ready += (1 - FORWARD) * self.compute * size / self.n
-            done = max(ready, done) + link.all_reduce(size * self.width, self.workers)
-        return done + self.local
+        backward = (1 - FORWARD) * self.compute
+        ready = [FORWARD * self.compute + backward * done / self.n for done in accumulate(self.buckets)]
+        return link.all_reduce([size * self.width for size in self.buckets], self.workers, ready) + self.local
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,12 @@ class Factors(Way):
     @property
     def traffic(self) -> Traffic:
         sent = sum(ring_all_reduce_bytes(size, self.workers) for size in self._sizes)
-        return Traffic(len(self._sizes), sum(self._sizes), sent)
+        return Traffic(sum(map(bool, self._sizes)), sum(self._sizes), sent)
 
     def step(self, link: Link) -> float:
-        return self.compute + self.local + sum(link.all_reduce(size, self.workers) for size in self._sizes)
+        return (
+            self.compute + self.local + sum(link.all_reduce([size], self.workers) for size in self._sizes if size)
+        )
 
 
 @dataclass(frozen=True)
@@ -149,5 +151,7 @@ class Sieved(Way):
 
     def step(self, link: Link) -> float:
         communicate = sum(traffic.seconds(call, self.workers, link) for call in self.calls)
-        shown = max(0.0, communicate - self.compute) if self.delay else communicate
-        return self.compute + (self.local + shown) / self.every
+        if self.delay:  # a thread beside the training loop, which gives way to it only now and then
+            handed_over = sys.getswitchinterval() * len(self.calls) if self.workers > 1 else 0.0
+            communicate = max(0.0, communicate + handed_over - self.compute)
+        return self.compute + (self.local + communicate) / self.every

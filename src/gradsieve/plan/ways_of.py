@@ -13,6 +13,7 @@ DENSITIES = (0.001, 0.01, 0.1)
 EVERY = (1, 8)
 RANKS = (4,)  # of PowerSGD
 GRADIENTS = ("shared_threshold", "exdyna")  # sparsifiers whose collectives are known beforehand
+OVERLAP = 2.0  # workers that pick the same position, on average, where each may pick any
 _PICK_BYTES, _ROUND_BYTES = 12, 20  # held for each selected element: its position, and one or three values
 
 
@@ -38,11 +39,12 @@ def ways_of(
     every: Sequence[int] = EVERY,
     ranks: Sequence[int] = RANKS,
     values: str = "fp32",
+    overlap: float = OVERLAP,
 ) -> list[Way]:
     """Plain DDP first."""
     found = _usual(job, ranks)
     for density in densities:
-        found.append(_gradients(job, sparsifier, density, values))
+        found.append(_gradients(job, sparsifier, density, values, overlap))
     for density in densities:
         found += _weights(job, density, every, values)
     return found
@@ -60,15 +62,16 @@ def _usual(job: Job, ranks: Sequence[int]) -> list[Way]:
     ]
 
 
-def _gradients(job: Job, sparsifier: str, density: float, values: str) -> Way:
-    calls = sparse_step(job.n, density, job.workers, own_parts=sparsifier == "exdyna", values=values)
+def _gradients(job: Job, sparsifier: str, density: float, values: str, overlap: float) -> Way:
+    picked = None if sparsifier == "exdyna" else overlap
+    calls = sparse_step(job.n, density, job.workers, overlap=picked, values=values)
     spent = job.cost(lambda: local.gradients(job.n, sparsifier, density, values))
     memory = 4 * job.n + _PICK_BYTES * elements(density, job.n)
     return Sieved("gradients", job.workers, job.compute, spent, memory, calls, density, values=values)
 
 
 def _weights(job: Job, density: float, every: Sequence[int], values: str) -> list[Way]:
-    calls = sparse_step(job.n, density, job.workers, own_parts=True, values=values)
+    calls = sparse_step(job.n, density, job.workers, values=values)
     spent = job.cost(lambda: local.weights(job.n, density, values, job.workers))
     memory = 4 * job.n + _ROUND_BYTES * elements(density, job.n)
     return [
