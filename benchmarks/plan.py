@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradsieve import plan
+from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.plan import probe
 from gradsieve.plan.links import Link
 from gradsieve.plan.ways import Way
@@ -34,10 +36,10 @@ from gradsieve_lab.bench.timing import spread, write_rows
 from gradsieve_lab.conditions import conditions
 from gradsieve_lab.launch import Post, run_workers
 from gradsieve_lab.netlab.network import network
-from gradsieve_lab.netlab.rates import parse_links
+from gradsieve_lab.netlab.rates import parse_links, parse_rate
 
 OUT = Path(__file__).parent / "data" / "plan.csv"
-HOSTS, RATES, WIDTHS = (2, 4, 8), ("1gbit", "100mbit", "20mbit"), (170, 512, 1024)
+HOSTS, RATES, WIDTHS = (8, 4, 2), ("20mbit", "100mbit", "1gbit"), (1024, 512, 170)
 DENSITIES = (0.001, 0.01)
 LAYERS = 10
 GRADIENTS, FP16, POWERSGD = "shared_threshold", "fp16 hook", "PowerSGD rank 4"
@@ -178,10 +180,8 @@ def again(rows: list[Row]) -> list[Row]:
         link = Link(row.bandwidth_mbit * 1e6 / 8, row.latency_ms / 1e3, row.message_ms / 1e3, row.wake_ms / 1e3)
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
         job = Known(row.n, shapes, row.hosts, row.compute_ms / 1e3, local=row.local_ms / 1e3)
-        way = next(
-            way for way in ways_of(job, densities=DENSITIES, every=[1], overlap=row.overlap) if way.name == row.way
-        )
-        found.append(replace(row, predicted_ms=way.step(link) * 1e3))
+        ways = {way.name: way for way in ways_of(job, densities=DENSITIES, every=[1], overlap=row.overlap)}
+        found.append(replace(row, predicted_ms=ways[row.way].step(link) * 1e3))
     return found
 
 
@@ -210,7 +210,9 @@ def write(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no cell after so many")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="begin no cell that would not end within so many"
+    )
     parser.add_argument("--again", action="store_true", help="predict again, measure nothing")
     given = parser.parse_args()
     rows = read()
@@ -218,22 +220,24 @@ def main() -> None:
         write(again(rows))
         return
     deadline = time.monotonic() + 60 * given.minutes
-    for width in WIDTHS:
-        for rate in RATES:
-            for hosts in HOSTS:
-                n = LAYERS * (width * width + width)
-                if any((row.hosts, row.links, row.n) == (hosts, rate, n) for row in rows):
-                    continue
-                if time.monotonic() > deadline:
-                    return
-                started = time.monotonic()
-                rows += cell(hosts, rate, width)
-                write(rows)
-                worst = max(abs(row.error) for row in rows[-len(WAYS) :])
-                sys.stdout.write(
-                    f"{hosts} hosts, {rate}, {n:,}: {time.monotonic() - started:.0f} s, worst {worst:.0%}\n"
-                )
-                sys.stdout.flush()
+    for width, rate, hosts in product(WIDTHS, RATES, HOSTS):
+        n = LAYERS * (width * width + width)
+        known = any((row.hosts, row.links, row.n) == (hosts, rate, n) for row in rows)
+        if known or time.monotonic() + expected(hosts, rate, n) > deadline:
+            continue
+        started = time.monotonic()
+        rows += cell(hosts, rate, width)
+        write(rows)
+        worst = max(abs(row.error) for row in rows[-len(WAYS) :])
+        taken = time.monotonic() - started
+        sys.stdout.write(f"{hosts} hosts, {rate}, {n:,} parameters: {taken:.0f} s, worst error {worst:.0%}\n")
+        sys.stdout.flush()
+
+
+def expected(hosts: int, rate: str, n: int) -> float:
+    """Seconds that a cell takes, about: most go into full gradients."""
+    dense = ring_all_reduce_bytes(4 * n, hosts) * 8 / parse_rate(rate)
+    return (7 if dense > LONG_S else 14) * dense + 20 + 6 * hosts
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def sparse_step(
 ) -> list[Collective]:
     """A step with a threshold for all workers: histogram, positions, values.
 
-    overlap: how many workers pick a position, on average, where each may pick any (shared_threshold); None where each
-    has its own part of the vector (exdyna).
+    overlap: how many workers pick a position, on average, where each may pick any (shared_threshold); None where
+    each has its own part of the vector (exdyna).
     """
     k = elements(density, n)
     if k >= n:
