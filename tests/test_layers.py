@@ -26,8 +26,9 @@ CORE = [
     "reducer",
     "virtual",
     "worlds",
-    "ddp",
     "share",
+    "fsdp",
+    "ddp",
     "plan",
     "extend",
 ]

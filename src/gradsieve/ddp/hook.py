@@ -27,6 +27,8 @@ from gradsieve.worlds import World
 class BucketHook:
     """One backward pass after the other; `report` is the last one's."""
 
+    part = ""  # of a checkpoint's folder: all ranks share it
+
     def __init__(
         self,
         reducer: SparseReducer,

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from gradsieve import ops
+from gradsieve import fsdp, ops
 from gradsieve._check import BadInput, at_least
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import Layout, checked, dense_parameters, describe
@@ -27,7 +28,7 @@ def sparsify(
     *,
     scaler: Any = None,
     dense_steps: int = 0,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | DeviceMesh | None = None,
     check_every: int = 0,
     measure: bool = False,
     values: str = "fp32",
@@ -37,39 +38,49 @@ def sparsify(
     """Send only part of the model's gradient from now on; returns the sieve that does it.
 
     Args:
-        ddp_model: a `DistributedDataParallel` without a communication hook, also if it was compiled.
+        ddp_model: a `DistributedDataParallel` without a communication hook, also if it was compiled; or a model that
+            `fully_shard` spreads over the ranks of a node.
         sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
         density: the fraction of the gradient to send per step, in (0, 1]; a function of the step; or a `Budget`.
         scaler: the `GradScaler`, if one is used: what is kept back must follow its scale.
         dense_steps: number of initial steps that send the full gradient.
-        process_group: the group to exchange over; by default the model's.
+        process_group: the group to exchange over; by default the model's. For a model of `fully_shard`, the ranks
+            of all nodes that hold the same shard, or their mesh: `mesh["replicate"]`.
         check_every: compare all workers' parameters after so many steps; 0 is never.
         measure: whether reports contain the residual's norm, which costs a pass over it.
         values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out is kept and sent later.
         feedback: what gradients add to the residual, `Plain()`, `Momentum(...)` or `LowPass(...)`; by default what
             the sparsifier's paper has.
     """
-    model = checked(getattr(ddp_model, "_orig_mod", ddp_model))
     at_least("check_every", check_every, 0)
-    sparsifier = as_sparsifier(sparsifier, options)
-    world = ProcessGroupWorld(process_group or model.process_group)
+    chosen = as_sparsifier(sparsifier, options)
+
+    def make(world: ProcessGroupWorld, sizes: list[int], labels: Mapping[str, str]) -> SparseReducer:
+        ops.warm_up()
+        return SparseReducer(
+            chosen,
+            density,
+            dense_steps=dense_steps,
+            rank=world.rank,
+            world_size=world.size,
+            sizes=sizes,
+            measure=measure,
+            values=values,
+            feedback=feedback,
+            labels=labels,
+        )
+
+    inner = getattr(ddp_model, "_orig_mod", ddp_model)
+    if isinstance(inner, nn.Module) and fsdp.is_fully_sharded(inner):
+        return Sieve(fsdp.attach(inner, make, process_group, scaler=scaler, check_every=check_every))
+    model = checked(inner)
+    world = ProcessGroupWorld(fsdp.group_of(process_group) or model.process_group)
     parameters = dense_parameters(model)
-    reducer = SparseReducer(
-        sparsifier,
-        density,
-        dense_steps=dense_steps,
-        rank=world.rank,
-        world_size=world.size,
-        sizes=[parameter.numel() for parameter in parameters.values()],
-        measure=measure,
-        values=values,
-        feedback=feedback,
-        labels={
-            f"parameter {number}": describe(name, parameter)
-            for number, (name, parameter) in enumerate(reversed(parameters.items()))
-        },
-    )
-    ops.warm_up()
+    labels = {
+        f"parameter {number}": describe(name, parameter)
+        for number, (name, parameter) in enumerate(reversed(parameters.items()))
+    }
+    reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels)
     unused = bool(model.find_unused_parameters or model.static_graph)
     layout = Layout(parameters.values(), apart=unused)
     reducer.open(layout.n, next(iter(parameters.values())).device)
@@ -82,7 +93,7 @@ def sparsify(
 class Sieve:
     """What `sparsify` returns: reports, state, checkpoints, and knobs. `report` is None before the first step."""
 
-    def __init__(self, hook: BucketHook) -> None:
+    def __init__(self, hook: BucketHook | fsdp.ShardHook) -> None:
         self.hook, self.reducer, self.world = hook, hook.reducer, hook.world
 
     @property
@@ -119,14 +130,18 @@ class Sieve:
 
         `extra` is what rank 0 wants kept with it, such as the model's state: dicts of numbers, strings, tensors.
         """
-        self.world.run([checkpoint.save(Path(folder), self.state_dict(), self.reducer.labels, extra)])
+        self.world.run(
+            [checkpoint.save(Path(folder) / self.hook.part, self.state_dict(), self.reducer.labels, extra)]
+        )
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
 
         Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings.
         """
-        state = self.world.run([checkpoint.load(Path(folder), self.state_dict(), self.reducer.labels)])[0]
+        state = self.world.run(
+            [checkpoint.load(Path(folder) / self.hook.part, self.state_dict(), self.reducer.labels)]
+        )[0]
         extra: dict[str, Any] = state.pop("extra")
         self._load(state, resized=state.pop("resized"))
         return extra
