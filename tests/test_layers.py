@@ -29,6 +29,7 @@ CORE = [
     "share",
     "fsdp",
     "ddp",
+    "dcp",
     "plan",
     "extend",
 ]

@@ -38,8 +38,8 @@ def sparsify(
     """Send only part of the model's gradient from now on; returns the sieve that does it.
 
     Args:
-        ddp_model: a `DistributedDataParallel` without a communication hook, also if it was compiled; or a model that
-            `fully_shard` spreads over the ranks of a node.
+        ddp_model: a `DistributedDataParallel` without a communication hook, also if it was compiled; or a model
+            that `fully_shard` spreads over the ranks of a node.
         sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
         density: the fraction of the gradient to send per step, in (0, 1]; a function of the step; or a `Budget`.
         scaler: the `GradScaler`, if one is used: what is kept back must follow its scale.

@@ -107,6 +107,6 @@ def _watch(model: nn.Module, hook: ShardHook) -> None:
                 module.set_all_reduce_hook(functools.partial(hook.on_ready, own))
             except ValueError as problem:  # several parameter groups
                 raise BadInput(
-                    f"{type(module).__name__} must have one parameter group, got several meshes in one fully_shard: "
+                    f"{type(module).__name__} must have one parameter group, got several meshes in a fully_shard: "
                     "apply fully_shard to each part on its own"
                 ) from problem

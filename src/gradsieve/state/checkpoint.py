@@ -103,7 +103,7 @@ def _tell(text: str, world_size: int) -> Program[list[str]]:
 def _write_part(partial: Path, name: str, state: Mapping[str, Any]) -> dict[str, list[int]]:
     """Two files; returns their sizes and checksums."""
     tensors: dict[str, Tensor] = {}
-    plain = _without_tensors(state, "", tensors)
+    plain = without_tensors(state, "", tensors)
     data, text = partial / f"{name}.safetensors", partial / f"{name}.json"
     save_file(tensors, data)
     text.write_text(json.dumps(plain))
@@ -161,7 +161,7 @@ def _read_part(place: Path, name: str, manifest: dict[str, Any]) -> dict[str, An
     text = _verified(place, f"{name}.json", manifest)
     with _opened(place, name, manifest) as tensors:
         names: list[str] = list(tensors.keys())
-        state = _with_tensors(_read_json(text), {name: tensors.get_tensor(name) for name in names})
+        state = with_tensors(_read_json(text), {name: tensors.get_tensor(name) for name in names})
     assert isinstance(state, dict)
     return state
 
@@ -233,7 +233,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """`value` with names in place of its tensors, which are put aside."""
     if isinstance(value, Tensor):
         # Weights that are tied come as two tensors in one place, which safetensors does not write.
@@ -241,13 +241,13 @@ def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.clone() if value.data_ptr() in places else value.contiguous()
         return {"tensor": name}
     if isinstance(value, Mapping):
-        return {key: _without_tensors(part, f"{name}.{key}".strip("."), tensors) for key, part in value.items()}
+        return {key: without_tensors(part, f"{name}.{key}".strip("."), tensors) for key, part in value.items()}
     return value
 
 
-def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+def with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if value.keys() == {"tensor"}:
             return tensors[value["tensor"]]
-        return {key: _with_tensors(part, tensors) for key, part in value.items()}
+        return {key: with_tensors(part, tensors) for key, part in value.items()}
     return value
