@@ -28,8 +28,11 @@ CORE = [
     "regrouping",
     "virtual",
     "worlds",
-    "ddp",
     "share",
+    "fsdp",
+    "ddp",
+    "dcp",
+    "plan",
     "extend",
 ]
 LAB = ["_files", "_owner", "conditions", "analysis", "launch", "netlab", "tasks", "runs", "report", "bench", "cli"]

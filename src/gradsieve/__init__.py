@@ -5,6 +5,7 @@ from gradsieve.comm.step import Selection, Sent
 from gradsieve.ddp import Sieve, sparsify
 from gradsieve.density import Budget, dgc_warm_up
 from gradsieve.feedback import LowPass, Momentum, Plain
+from gradsieve.plan import Plan, plan
 from gradsieve.reducer import SparseReducer
 from gradsieve.regrouping import Regrouped
 from gradsieve.reports import StepReport
@@ -27,6 +28,7 @@ __all__ = [
     "NonFiniteWeights",
     "PeerLost",
     "Plain",
+    "Plan",
     "ProcessGroupWorld",
     "Regrouped",
     "ReplicaAdamW",
@@ -46,6 +48,7 @@ __all__ = [
     "__version__",
     "dgc_warm_up",
     "make_sparsifier",
+    "plan",
     "share",
     "sparsify",
     "virtual_reducers",

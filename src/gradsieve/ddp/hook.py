@@ -29,6 +29,8 @@ from gradsieve.worlds.waiting import during
 class BucketHook:
     """One backward pass after the other; `report` is the last one's."""
 
+    part = ""  # of a checkpoint's folder: all ranks share it
+
     def __init__(
         self,
         reducer: SparseReducer,

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from gradsieve import ops
+from gradsieve import fsdp, ops
 from gradsieve._check import BadInput, at_least
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import checked, dense_parameters, labels_of, layout_of
@@ -27,6 +28,8 @@ from gradsieve.totals import Totals
 from gradsieve.worlds import ProcessGroupWorld
 from gradsieve.worlds.waiting import DEFAULT_S, seconds
 
+NO_REGROUP = "a lost rank takes its shards along; start again from a checkpoint"
+
 
 def sparsify(
     ddp_model: nn.Module,
@@ -35,7 +38,7 @@ def sparsify(
     *,
     scaler: Any = None,
     dense_steps: int = 0,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | DeviceMesh | None = None,
     check_every: int = 0,
     measure: bool = False,
     values: str = "fp32",
@@ -47,12 +50,14 @@ def sparsify(
     """Send only part of the model's gradient from now on; returns the sieve that does it.
 
     Args:
-        ddp_model: a `DistributedDataParallel` without a communication hook, also if it was compiled.
+        ddp_model: a `DistributedDataParallel` without a communication hook, also if it was compiled; or a model
+            that `fully_shard` spreads over the ranks of a node.
         sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
         density: the fraction of the gradient to send per step, in (0, 1]; a function of the step; or a `Budget`.
         scaler: the `GradScaler`, if one is used: what is kept back must follow its scale.
         dense_steps: number of initial steps that send the full gradient.
-        process_group: the group to exchange over; by default the model's.
+        process_group: the group to exchange over; by default the model's. For a model of `fully_shard`, the ranks
+            of all nodes that hold the same shard, or their mesh: `mesh["replicate"]`.
         check_every: compare all workers' parameters after so many steps; 0 is never.
         measure: whether reports contain the residual's norm, which costs a pass over it.
         values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out is kept and sent later.
@@ -61,30 +66,38 @@ def sparsify(
         timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
         join: this worker joins others that train already and call `sieve.regroup` at the same time.
     """
-    model = checked(ddp_model)
     at_least("check_every", check_every, 0)
-    limit = seconds(timeout)
-    sparsifier = as_sparsifier(sparsifier, options)
-    world = ProcessGroupWorld(process_group or model.process_group, limit)
+    chosen, limit = as_sparsifier(sparsifier, options), seconds(timeout)
+
+    def make(world: ProcessGroupWorld, sizes: list[int], labels: Mapping[str, str]) -> SparseReducer:
+        ops.warm_up()
+        return SparseReducer(
+            chosen,
+            density,
+            dense_steps=dense_steps,
+            rank=world.rank,
+            world_size=world.size,
+            sizes=sizes,
+            measure=measure,
+            values=values,
+            feedback=feedback,
+            labels=labels,
+        )
+
+    inner = getattr(ddp_model, "_orig_mod", ddp_model)
+    if isinstance(inner, nn.Module) and fsdp.is_fully_sharded(inner):
+        if join:
+            raise BadInput(f"join must be False for a model of fully_shard: {NO_REGROUP}")
+        return Sieve(fsdp.attach(inner, make, process_group, limit, scaler=scaler, check_every=check_every))
+    model = checked(inner)
+    world = ProcessGroupWorld(fsdp.group_of(process_group) or model.process_group, limit)
     parameters = dense_parameters(model)
-    reducer = SparseReducer(
-        sparsifier,
-        density,
-        dense_steps=dense_steps,
-        rank=world.rank,
-        world_size=world.size,
-        sizes=[parameter.numel() for parameter in parameters.values()],
-        measure=measure,
-        values=values,
-        feedback=feedback,
-        labels=labels_of(parameters),
-    )
-    ops.warm_up()
+    reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels_of(parameters))
     layout = layout_of(model)
     limit_of_values = min(largest(parameter.dtype) for parameter in parameters.values())
     reducer.open(layout.n, next(iter(parameters.values())).device, limit_of_values)
-    feedback = reducer.method.feedback
-    watch_first_step(parameters.values(), momentum=getattr(feedback, "momentum", 0.0), scaled=scaler is not None)
+    momentum = getattr(reducer.method.feedback, "momentum", 0.0)
+    watch_first_step(parameters.values(), momentum=momentum, scaled=scaler is not None)
     sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
     sieve.attach(model)
     if join:
@@ -95,7 +108,7 @@ def sparsify(
 class Sieve:
     """What `sparsify` returns: reports, state, checkpoints, and knobs. `report` is None before the first step."""
 
-    def __init__(self, hook: BucketHook) -> None:
+    def __init__(self, hook: BucketHook | fsdp.ShardHook) -> None:
         self.hook, self.reducer, self.world = hook, hook.reducer, hook.world
 
     @property
@@ -104,7 +117,7 @@ class Sieve:
 
     def attach(self, model: DistributedDataParallel) -> None:
         """Become the communication hook of a model."""
-        model.register_comm_hook(None, self.hook.on_bucket)
+        model.register_comm_hook(None, self._buckets().on_bucket)
         model.register_forward_pre_hook(self.hook.drop_unfinished)
 
     def regroup(
@@ -119,6 +132,7 @@ class Sieve:
             process_group: the new group; by default that of `ddp_model`, or else all processes.
             ddp_model: the same model, wrapped again in the new group: DDP itself keeps the group it was made with.
         """
+        hook = self._buckets()
         model = None if ddp_model is None else checked(ddp_model)
         if model is not None:
             parameters = dense_parameters(model)
@@ -128,11 +142,16 @@ class Sieve:
             process_group = process_group or model.process_group
         world = ProcessGroupWorld(process_group, self.world.timeout)
         self.world.close()
-        self.world = self.hook.world = world
+        self.world = hook.world = world
         if model is not None:
-            self.hook.parameters, self.hook.layout = parameters, layout_of(model)
+            hook.parameters, hook.layout = parameters, layout_of(model)
             self.attach(model)
         return self._regroup(joins=False)
+
+    def _buckets(self) -> BucketHook:
+        if not isinstance(self.hook, BucketHook):
+            raise BadInput(f"regroup must have a DistributedDataParallel, got a model of fully_shard: {NO_REGROUP}")
+        return self.hook
 
     def _regroup(self, *, joins: bool) -> Regrouped:
         self.hook.drop_unfinished()
@@ -151,7 +170,7 @@ class Sieve:
         reducer = self.reducer
         return (
             f"Sieve({name_of(reducer.method.sparsifier)!r}, density={reducer.density:g}, "
-            f"values={reducer.values!r}, {self.hook.layout.n:,} elements, {self.world.size} workers, "
+            f"values={reducer.values!r}, {self.hook.totals.n:,} elements, {self.world.size} workers, "
             f"step {reducer.step})"
         )
 
@@ -194,7 +213,7 @@ class Sieve:
         """
         self.world.watch.together("save")
         state, labels = self.state_dict(), self.reducer.labels
-        self.world.run([checkpoint.save(Path(folder), state, labels, extra, shared=shared)])
+        self.world.run([checkpoint.save(Path(folder) / self.hook.part, state, labels, extra, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
@@ -203,7 +222,8 @@ class Sieve:
         lists.
         """
         self.world.watch.together("load")
-        state = self.world.run([checkpoint.load(Path(folder), self.state_dict(), self.reducer.labels)])[0]
+        own, place = self.state_dict(), Path(folder) / self.hook.part
+        state = self.world.run([checkpoint.load(place, own, self.reducer.labels)])[0]
         extra: dict[str, Any] = state.pop("extra")
         self._load(state, resized=state.pop("resized"))
         return extra

@@ -48,7 +48,7 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, str]:
 def write_part(folder: Path, name: str, value: Mapping[str, Any]) -> Facts:
     """Two files; returns their sizes and checksums."""
     tensors: dict[str, Tensor] = {}
-    plain = _encoded(value, "", tensors, set())
+    plain = encoded(value, tensors)
     data, text = folder / f"{name}.safetensors", folder / f"{name}.json"
     save_file(tensors, data)
     text.write_text(json.dumps(plain), encoding="utf-8")
@@ -62,7 +62,7 @@ def read_part(folder: Path, name: str, files: Facts) -> dict[str, Any]:
     text = verified(folder, f"{name}.json", files)
     with opened(folder, name, files) as tensors:
         names: list[str] = list(tensors.keys())
-        value = _decoded(read_json(text), {name: tensors.get_tensor(name) for name in names})
+        value = decoded(read_json(text), {name: tensors.get_tensor(name) for name in names})
     if not isinstance(value, dict):
         raise CheckpointError(f"{text} must hold a dict, got {type(value).__name__}")
     return value
@@ -144,8 +144,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON can hold it; its tensors are put aside, by name."""
+    return _encoded(value, "", tensors, set())
+
+
 def _encoded(value: Any, path: str, tensors: dict[str, Tensor], storages: set[int]) -> Any:
-    """`value` as JSON can hold it; its tensors are put aside."""
     if isinstance(value, Tensor):
         # Tied weights share their memory, which safetensors does not write.
         value = value.detach()
@@ -170,9 +174,10 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor], storages: set[in
     return value
 
 
-def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that was encoded."""
     if isinstance(value, list):
-        return [_decoded(part, tensors) for part in value]
+        return [decoded(part, tensors) for part in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {_TENSOR}:
@@ -183,4 +188,4 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     inner = value[_DICT] if value.keys() == {_DICT} else value
     if not isinstance(inner, dict):
         raise CheckpointError(f"a checkpoint must hold a dict there, got {type(inner).__name__}")
-    return {key: _decoded(part, tensors) for key, part in inner.items()}
+    return {key: decoded(part, tensors) for key, part in inner.items()}

@@ -66,17 +66,17 @@ def parse_cases(text: str, *needed: str) -> tuple[str, ...]:
     return tuple(case for case in CASES if case in (*named, *needed)) if named else CASES
 
 
-def make_case(name: str, rank: int, density: float) -> Case:
+def make_case(name: str, rank: int, density: float, width: int = WIDTH) -> Case:
     """The case of this name on one worker. Gradients are views of DDP's buckets in all of them."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+        layers += [nn.Linear(width, width), nn.ReLU()]
     model: nn.Module = nn.Sequential(*layers)
-    inputs = _inputs(rank)
+    inputs = _inputs(rank, width)
     sieve: Sieve | ShareSieve | None = None
     if name != ALONE and name not in SHARING:
-        options = {"threshold": _threshold(model, density)} if name == "hard_threshold" else {}
+        options = {"threshold": _threshold(model, density, width)} if name == "hard_threshold" else {}
         several = name in (PLAIN, "fp16 hook")  # the others send nothing before the last bucket: they get one
         model = ddp = DistributedDataParallel(  # all have the same parameters: nothing to be sent before the start
             model, gradient_as_bucket_view=True, bucket_cap_mb=None if several else 1000, init_sync=False
@@ -109,16 +109,16 @@ def _attach(ddp: DistributedDataParallel, name: str, density: float, options: di
     return sparsify(ddp, name, density=density, **options)
 
 
-def _inputs(rank: int) -> Tensor:
-    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(rank))
+def _inputs(rank: int, width: int) -> Tensor:
+    return torch.randn(BATCH, width, generator=torch.Generator().manual_seed(rank))
 
 
-def _threshold(model: nn.Module, density: float) -> float:
+def _threshold(model: nn.Module, density: float, width: int) -> float:
     """A constant threshold that sends about `density` of a gradient that hardly changes, over the first steps.
 
     An element is sent whenever its sum passes the threshold: found by bisection, on one element in 16.
     """
-    loss = model(_inputs(0)).square().mean()  # the same on all workers
+    loss = model(_inputs(0, width)).square().mean()  # the same on all workers
     grads = torch.cat([grad.flatten()[::16] for grad in torch.autograd.grad(loss, list(model.parameters()))]).abs()
     low, high = 0.0, float(grads.max()) * 3 * WARM_UP
     for _ in range(40):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gradsieve._version import __version__
-from gradsieve_lab.cli import bench, lab, runs
+from gradsieve_lab.cli import bench, lab, plan, runs
 from gradsieve_lab.cli.common import AsJson, console, print_json
 from gradsieve_lab.cli.demo import demo
 from gradsieve_lab.conditions import commit, conditions
@@ -34,6 +34,7 @@ app.command()(runs.train)
 app.command()(runs.compare)
 app.command()(runs.simulate)
 app.command()(runs.report)
+app.command()(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 

@@ -1,13 +1,13 @@
 """How fast links are, as the user says it: `1gbit`, `100mbit/20mbit` (up/down), or several, one a host."""
 
-import re
 from dataclasses import dataclass
 
 from gradsieve._check import BadInput
+from gradsieve.plan.links import parse_rate as parse_within
+from gradsieve.plan.links import show_rate as show
 
 DEFAULT_RATE = "1gbit"
 MOST_HOSTS = 64
-_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _SLOWEST, _FASTEST = 10**5, 10**11
 
 
@@ -27,13 +27,7 @@ def parse_rate(text: str) -> int:
     >>> parse_rate("2.5gbit")
     2500000000
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", text.strip().lower())
-    if found is None:
-        raise BadInput(f"rate must be a number with kbit, mbit or gbit, such as 100mbit, got {text!r}")
-    rate = round(float(found[1]) * _UNITS[found[2]])
-    if not _SLOWEST <= rate <= _FASTEST:
-        raise BadInput(f"rate must be between {show(_SLOWEST)} and {show(_FASTEST)}, got {text!r}")
-    return rate
+    return parse_within(text, _SLOWEST, _FASTEST)
 
 
 def parse_links(text: str, hosts: int) -> list[Link]:
@@ -53,12 +47,3 @@ def parse_links(text: str, hosts: int) -> list[Link]:
     if len(links) != hosts:
         raise BadInput(f"rate must be one, or one for each of {hosts} hosts, got {len(links)}")
     return links
-
-
-def show(rate: int) -> str:
-    """
-    >>> show(100_000_000), show(1_500_000_000)
-    ('100mbit', '1500mbit')
-    """
-    unit = next(unit for unit in ("gbit", "mbit", "kbit", "bit") if rate % _UNITS[unit] == 0)
-    return f"{rate // _UNITS[unit]}{unit}"

@@ -1,0 +1,99 @@
+"""The network as two numbers per message and one per byte: the alpha-beta model, for each kind of collective."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradsieve._check import BadInput, number, one_of, positive
+from gradsieve.comm.traffic import ring_all_reduce_bytes
+
+BACKENDS = ("gloo", "nccl")
+SLOWEST, FASTEST = 10**4, 10**13  # bits per second
+LATENCY_MS = 0.1  # of a switched network, where none is given
+MESSAGE_MS = 0.02  # to hand one message to a socket, where it was not measured
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects each worker to the others: all of them send at the same time, none shares its link.
+
+    bandwidth: bytes per second that a worker sends, and receives meanwhile.
+    latency: seconds until a message of no length arrives.
+    message: seconds that a worker spends on each message beyond that.
+    wake: seconds that a collective takes longer when workers come to it from computing, one later than the other.
+    backend: "gloo" sums in a ring; "nccl" in a ring or a tree, whichever is faster.
+    """
+
+    bandwidth: float
+    latency: float = LATENCY_MS / 1e3
+    message: float = MESSAGE_MS / 1e3
+    wake: float = 0.0
+    backend: str = "gloo"
+
+    def __post_init__(self) -> None:
+        positive("bandwidth", self.bandwidth)
+        for name in ("latency", "message", "wake"):
+            value = getattr(self, name)
+            if not 0 <= number(name, value) < math.inf:
+                raise BadInput(f"{name} must be at least 0 and finite, got {value}")
+        one_of("backend", self.backend, BACKENDS)
+
+    @property
+    def bits(self) -> int:
+        """Bits per second."""
+        return round(self.bandwidth * 8)
+
+    def at(self, bits: float) -> "Link":
+        """The same network with another bandwidth, in bits per second."""
+        return replace(self, bandwidth=bits / 8)
+
+    def exchange(self, sent_bytes: float, workers: int, rounds: int = 1) -> float:
+        """Seconds of a collective in whose rounds every worker sends something to every other one."""
+        if workers == 1:
+            return 0.0
+        return self.wake + rounds * (self.latency + (workers - 1) * self.message) + sent_bytes / self.bandwidth
+
+    def all_reduce(self, sizes: Sequence[float], workers: int, ready: Sequence[float] = ()) -> float:
+        """Seconds until the backend has summed vectors of these sizes in bytes, which were ready at these times.
+
+        They follow each other on the wire; only of the last one the latency shows.
+        """
+        if workers == 1:
+            return max(ready, default=0.0)
+        hop = self.latency + self.message
+        shapes = [(2 * (workers - 1) * hop, [ring_all_reduce_bytes(round(size), workers) for size in sizes])]
+        if self.backend != "gloo":
+            shapes.append((2 * math.ceil(math.log2(workers)) * hop, [2 * size for size in sizes]))
+        found = []
+        for latency, sent in shapes:
+            done = 0.0
+            for bytes_, begun in zip(sent, ready or [0.0] * len(sent), strict=True):
+                done = max(done, begun) + bytes_ / self.bandwidth
+            found.append(done + latency)
+        return self.wake + min(found)
+
+
+def parse_rate(text: str, slowest: int = SLOWEST, fastest: int = FASTEST) -> int:
+    """Bits per second.
+
+    >>> parse_rate("2.5gbit")
+    2500000000
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", text.strip().lower()) if isinstance(text, str) else None
+    if found is None:
+        raise BadInput(f"rate must be a number with kbit, mbit or gbit, such as 100mbit, got {text!r}")
+    rate = round(float(found[1]) * _UNITS[found[2]])
+    if not slowest <= rate <= fastest:
+        raise BadInput(f"rate must be between {show_rate(slowest)} and {show_rate(fastest)}, got {text!r}")
+    return rate
+
+
+def show_rate(rate: int) -> str:
+    """
+    >>> show_rate(100_000_000), show_rate(1_500_000_000)
+    ('100mbit', '1500mbit')
+    """
+    unit = next(unit for unit in ("gbit", "mbit", "kbit", "bit") if rate % _UNITS[unit] == 0)
+    return f"{rate // _UNITS[unit]}{unit}"

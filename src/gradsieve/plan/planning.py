@@ -1,0 +1,136 @@
+"""`plan`: what a step will take with plain DDP, torch's hooks, gradients and weights, and which of them to use."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradsieve import ops
+from gradsieve._check import BadInput, BadType, at_least, fraction, one_of, positive
+from gradsieve.comm.wire import VALUES
+from gradsieve.plan import local, probe
+from gradsieve.plan.links import BACKENDS, LATENCY_MS, Link, parse_rate
+from gradsieve.plan.local import Shapes
+from gradsieve.plan.outcome import Plan
+from gradsieve.plan.ways_of import DENSITIES, EVERY, GRADIENTS, OVERLAP, RANKS, Job, ways_of
+from gradsieve.worlds import ProcessGroupWorld
+
+MOST_WORKERS = 1 << 20
+
+
+def plan(
+    model: nn.Module | int,
+    workers: int | None = None,
+    link: str | Link | None = None,
+    step_ms: float | None = None,
+    *,
+    latency_ms: float = LATENCY_MS,
+    loss: Callable[[], Tensor] | None = None,
+    sparsifier: str = GRADIENTS[0],
+    densities: Sequence[float] = DENSITIES,
+    every: Sequence[int] = EVERY,
+    ranks: Sequence[int] = RANKS,
+    values: str = "fp32",
+    overlap: float = OVERLAP,
+    backend: str | None = None,
+) -> Plan:
+    """Predict milliseconds per step of each way to train, and recommend one, or plain DDP.
+
+    What is not given is measured: the link and the number of workers between the ranks of the process group, where
+    there is one (every rank must call it), and computing with `loss`. What kernels cost is always timed here.
+
+    Args:
+        model: a module, or its number of parameters.
+        workers: number of workers, each with a link of its own.
+        link: bandwidth such as "100mbit", or a `Link`.
+        step_ms: milliseconds of a forward pass, a backward pass and an optimizer step on one worker alone.
+        latency_ms: of the network, where the link is given as a bandwidth.
+        loss: computes the loss of a batch; used to measure `step_ms`.
+        sparsifier: of gradients, "shared_threshold" or "exdyna".
+        densities, every: to compare; `ranks` are those of PowerSGD.
+        values: "fp32", "bf16" or "fp8", how values travel.
+        overlap: workers that pick the same position, on average, with "shared_threshold": `report.selected /
+            report.union` of a run shows it. More of them send more positions.
+        backend: "gloo" or "nccl"; by default that of the process group, or gloo.
+
+    >>> import gradsieve
+    >>> found = gradsieve.plan(1_000_000, workers=4, link="20mbit", step_ms=50, densities=[0.01], every=[1])
+    >>> found.best.family
+    'weights'
+    """
+    n, shapes, device = _model(model)
+    for density in densities:
+        fraction("density", density)
+    for number in every:
+        at_least("every", number, 1)
+    for rank in ranks:
+        at_least("PowerSGD's rank", rank, 1)
+    one_of("values", values, VALUES)
+    if positive("overlap", overlap) < 1:
+        raise BadInput(f"overlap must be at least 1, got {overlap}")
+    one_of("sparsifier", sparsifier, GRADIENTS)
+    world = ProcessGroupWorld() if dist.is_available() and dist.is_initialized() else None
+    link, workers = _network(link, latency_ms, workers, backend, world, device)
+    compute = _compute(model, step_ms, loss, world, device)
+    busy = 1.0 if world is None else probe.mean(probe.contention(), world, device)
+    ops.warm_up()
+    job = Job(n, shapes, workers, compute, busy)
+    return Plan(n, workers, link, compute, ways_of(job, sparsifier, densities, every, ranks, values, overlap))
+
+
+def _model(model: nn.Module | int) -> tuple[int, Shapes, torch.device]:
+    if isinstance(model, nn.Module):
+        found = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not found:
+            raise BadInput("model must have a trainable parameter, got none")
+        return sum(each.numel() for each in found), [tuple(each.shape) for each in found], found[0].device
+    if isinstance(model, bool) or not isinstance(model, int):
+        raise BadType(f"model must be a torch.nn.Module or a number of parameters, got {model!r}")
+    return at_least("parameters", model, 1), local.shapes_of(model), torch.device("cpu")
+
+
+def _network(
+    link: str | Link | None,
+    latency_ms: float,
+    workers: int | None,
+    backend: str | None,
+    world: ProcessGroupWorld | None,
+    device: torch.device,
+) -> tuple[Link, int]:
+    one_of("backend", backend, [None, *BACKENDS])
+    if world is None and (link is None or workers is None):
+        raise BadInput(
+            "workers and link must be given, as in workers=8, link='100mbit', unless the ranks of a process group "
+            "measure them"
+        )
+    if link is None:
+        assert world is not None
+        link = probe.measure_link(world, device)
+    elif isinstance(link, str):
+        if latency_ms < 0:
+            raise BadInput(f"latency_ms must be at least 0, got {latency_ms}")
+        link = Link(parse_rate(link) / 8, latency_ms / 1e3, backend=backend or "gloo")
+    elif not isinstance(link, Link):
+        raise BadType(f"link must be a bandwidth such as '100mbit', got {link!r}")
+    if workers is None:
+        assert world is not None
+        workers = world.size
+    if at_least("workers", workers, 1) > MOST_WORKERS:
+        raise BadInput(f"workers must be at most {MOST_WORKERS:,}, got {workers:,}")
+    return link, workers
+
+
+def _compute(
+    model: nn.Module | int,
+    step_ms: float | None,
+    loss: Callable[[], Tensor] | None,
+    world: ProcessGroupWorld | None,
+    device: torch.device,
+) -> float:
+    if step_ms is not None:
+        return positive("step_ms", step_ms) / 1e3
+    if loss is None or not isinstance(model, nn.Module):
+        raise BadInput("step_ms must be given, or a model and its loss to measure it")
+    seconds = probe.measure_step(model, loss)
+    return seconds if world is None else probe.mean(seconds, world, device)

@@ -1,0 +1,157 @@
+"""The ways to train that a plan compares: each knows what a step takes on a link, what it sends and keeps."""
+
+import functools
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gradsieve.comm.collectives import Collective
+from gradsieve.comm.traffic import Traffic, ring_all_reduce_bytes
+from gradsieve.plan import traffic
+from gradsieve.plan.links import Link
+from gradsieve.plan.local import Shapes, matrix_of
+
+FORWARD = 1 / 3  # of the computing time: a backward pass has about twice the operations
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes of DDP's buckets of float32
+
+
+@dataclass(frozen=True)
+class Way(ABC):
+    """One way to train.
+
+    family: the method; density, every and delay are the arguments of `sparsify` and `share`.
+    compute: seconds of a step without any exchange.
+    local: seconds that an exchange costs beside communication.
+    memory: bytes beyond the model, its gradient and the optimizer's state.
+    """
+
+    family: str
+    workers: int
+    compute: float
+    local: float
+    memory: float
+
+    @property
+    def name(self) -> str:
+        return self.family
+
+    @property
+    def call(self) -> str:
+        """The line of code."""
+        return ""
+
+    @property
+    def sends(self) -> float:
+        """The part of the model that is exchanged per step: quality grows with it."""
+        return 1.0
+
+    @property
+    @abstractmethod
+    def traffic(self) -> Traffic:
+        """Of one step, on average."""
+
+    @abstractmethod
+    def step(self, link: Link) -> float:
+        """Seconds of a step, on average."""
+
+
+@dataclass(frozen=True)
+class Buckets(Way):
+    """DDP's own all-reduces, bucket by bucket, beside the backward pass; `width` bytes travel per element."""
+
+    n: int
+    width: int
+
+    @functools.cached_property
+    def buckets(self) -> list[int]:
+        """Elements of each."""
+        first, whole = FIRST_BUCKET // 4, BUCKET // 4
+        left = max(0, self.n - first)
+        return [size for size in (min(first, self.n), *[whole] * (left // whole), left % whole) if size]
+
+    @property
+    def traffic(self) -> Traffic:
+        sent = sum(ring_all_reduce_bytes(size * self.width, self.workers) for size in self.buckets)
+        return Traffic(len(self.buckets), self.n * self.width, sent)
+
+    def step(self, link: Link) -> float:
+        backward = (1 - FORWARD) * self.compute
+        ready = [FORWARD * self.compute + backward * done / self.n for done in accumulate(self.buckets)]
+        return link.all_reduce([size * self.width for size in self.buckets], self.workers, ready) + self.local
+
+
+@dataclass(frozen=True)
+class Factors(Way):
+    """PowerSGD: two thin matrices for each matrix, and all else as it is, in three all-reduces after another."""
+
+    shapes: Shapes
+    rank: int
+
+    @functools.cached_property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Bytes of what stays as it is, of the left factors and of the right ones."""
+        plain = left = right = 0
+        for shape in self.shapes:
+            matrix = matrix_of(shape)
+            if matrix is None or sum(matrix) * self.rank >= math.prod(matrix):
+                plain += math.prod(shape)
+            else:
+                left, right = left + matrix[0] * self.rank, right + matrix[1] * self.rank
+        return 4 * plain, 4 * left, 4 * right
+
+    @property
+    def sends(self) -> float:
+        return sum(self._sizes) / (4 * sum(map(math.prod, self.shapes)))
+
+    @property
+    def traffic(self) -> Traffic:
+        sent = sum(ring_all_reduce_bytes(size, self.workers) for size in self._sizes)
+        return Traffic(sum(map(bool, self._sizes)), sum(self._sizes), sent)
+
+    def step(self, link: Link) -> float:
+        return (
+            self.compute + self.local + sum(link.all_reduce([size], self.workers) for size in self._sizes if size)
+        )
+
+
+@dataclass(frozen=True)
+class Sieved(Way):
+    """`sparsify` or `share`: one exchange of few elements, after every step or every so many."""
+
+    calls: Sequence[Collective]
+    density: float
+    every: int = 1
+    delay: int = 0
+    values: str = "fp32"
+
+    @property
+    def name(self) -> str:
+        further = f" every={self.every}" * (self.every > 1) + f" delay={self.delay}" * bool(self.delay)
+        return f"{self.family} {self.density:g}{further}"
+
+    @property
+    def call(self) -> str:
+        options = [f"density={self.density:g}"]
+        options += [f"every={self.every}"] * (self.every > 1) + [f"delay={self.delay}"] * bool(self.delay)
+        options += [f'values="{self.values}"'] * (self.values != "fp32")
+        head = "gradsieve.sparsify(ddp_model" if self.family == "gradients" else "gradsieve.share(model, optimizer"
+        return f"{head}, {', '.join(options)})"
+
+    @property
+    def sends(self) -> float:
+        return self.density / self.every
+
+    @property
+    def traffic(self) -> Traffic:
+        found = traffic.total(self.calls, self.workers)
+        return Traffic(found.calls, found.handed_bytes, found.ring_bytes / self.every)
+
+    def step(self, link: Link) -> float:
+        communicate = sum(traffic.seconds(call, self.workers, link) for call in self.calls)
+        if self.delay:  # a thread beside the training loop, which gives way to it only now and then
+            handed_over = sys.getswitchinterval() * len(self.calls) if self.workers > 1 else 0.0
+            communicate = max(0.0, communicate + handed_over - self.compute)
+        return self.compute + (self.local + communicate) / self.every

@@ -1,0 +1,81 @@
+"""The ways to train one model on one network, with what each of them computes and keeps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gradsieve.density.base import elements
+from gradsieve.plan import local
+from gradsieve.plan.local import Shapes
+from gradsieve.plan.traffic import sparse_step
+from gradsieve.plan.ways import Buckets, Factors, Sieved, Way
+
+DENSITIES = (0.001, 0.01, 0.1)
+EVERY = (1, 8)
+RANKS = (4,)  # of PowerSGD
+GRADIENTS = ("shared_threshold", "exdyna")  # sparsifiers whose collectives are known beforehand
+OVERLAP = 2.0  # workers that pick the same position, on average, where each may pick any
+_PICK_BYTES, _ROUND_BYTES = 12, 20  # held for each selected element: its position, and one or three values
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, and by how many."""
+
+    n: int
+    shapes: Shapes
+    workers: int
+    compute: float  # seconds of a step
+    contention: float = 1.0  # seconds that a second of a processor takes
+
+    def cost(self, timed: Callable[[], float]) -> float:
+        """Seconds that work takes here which takes a processor so long."""
+        return self.contention * timed()
+
+
+def ways_of(
+    job: Job,
+    sparsifier: str = GRADIENTS[0],
+    densities: Sequence[float] = DENSITIES,
+    every: Sequence[int] = EVERY,
+    ranks: Sequence[int] = RANKS,
+    values: str = "fp32",
+    overlap: float = OVERLAP,
+) -> list[Way]:
+    """Plain DDP first."""
+    found = _usual(job, ranks)
+    for density in densities:
+        found.append(_gradients(job, sparsifier, density, values, overlap))
+    for density in densities:
+        found += _weights(job, density, every, values)
+    return found
+
+
+def _usual(job: Job, ranks: Sequence[int]) -> list[Way]:
+    n, shapes, common = job.n, job.shapes, (job.workers, job.compute)
+    return [
+        Buckets("plain DDP", *common, job.cost(lambda: local.dense(n)), 0, n, 4),
+        Buckets("fp16 hook", *common, job.cost(lambda: local.half(n)), 2 * n, n, 2),
+        *(
+            Factors(f"PowerSGD rank {r}", *common, job.cost(lambda r=r: local.power(shapes, r)), 4 * n, shapes, r)  # type: ignore[misc]
+            for r in ranks
+        ),
+    ]
+
+
+def _gradients(job: Job, sparsifier: str, density: float, values: str, overlap: float) -> Way:
+    picked = None if sparsifier == "exdyna" else overlap
+    calls = sparse_step(job.n, density, job.workers, overlap=picked, values=values)
+    spent = job.cost(lambda: local.gradients(job.n, sparsifier, density, values))
+    memory = 4 * job.n + _PICK_BYTES * elements(density, job.n)
+    return Sieved("gradients", job.workers, job.compute, spent, memory, calls, density, values=values)
+
+
+def _weights(job: Job, density: float, every: Sequence[int], values: str) -> list[Way]:
+    calls = sparse_step(job.n, density, job.workers, values=values)
+    spent = job.cost(lambda: local.weights(job.n, density, values, job.workers))
+    memory = 4 * job.n + _ROUND_BYTES * elements(density, job.n)
+    return [
+        Sieved("weights", job.workers, job.compute, spent, memory, calls, density, often, delay, values)
+        for often in every
+        for delay in (0, 1)
+    ]
