@@ -1,4 +1,4 @@
-"""The kernel that looks at drift on GPUs: subtract, judge and count in one pass over pieces; no vector of differences.
+"""Drift on GPUs: subtract, judge and count in one pass over pieces; there is no vector of differences.
 
 Each piece is cut into tiles, and a record of each tile says where it is. Tiles of one type of weights and second
 moments are looked at by one launch; most models have one type. Values of hits are computed again where positions
@@ -16,21 +16,19 @@ import triton.language as tl
 from torch import Tensor
 
 from gradsieve.ops.gpu import (
-    ALL_BINS,
     INFINITY,
-    PROGRAMS,
+    OPTIONS,
     TILE,
     TILE_SIZE,
-    WARPS,
-    add_counts,
     bar_of,
-    binned,
     kernel,
     load_tile,
     magnitude,
+    reached,
     rounded,
     widened,
 )
+from gradsieve.ops.gpu_histogram import PROGRAMS, Bins, add_up, counted, own_bins
 from gradsieve.ops.gpu_pieces import TABLES, Layout, layout, to_device
 from gradsieve.ops.gpu_select import Hits, mark, marked
 
@@ -100,52 +98,51 @@ def _aligned(row: tuple[int, ...]) -> bool:
 
 
 @kernel
-def _difference(shared: Any, weight: Any) -> Any:
+def _difference(shared: tl.tensor, weight: tl.tensor) -> tl.tensor:
     """At the precision of the weights, as float32."""
     if weight.dtype == tl.float64:
-        return (shared.to(tl.float64) - weight).to(tl.float32)
-    return widened(rounded(shared, weight.dtype)) - widened(weight)
+        drift = (shared.to(tl.float64) - weight).to(tl.float32)
+    else:
+        drift = widened(rounded(shared, weight.dtype)) - widened(weight)
+    return drift
 
 
 @kernel
-def _hint(x: Any, DIVISOR: tl.constexpr, ALIGNED: tl.constexpr) -> Any:
-    if ALIGNED:
-        return tl.multiple_of(x, DIVISOR)
-    return x
-
-
-@kernel
-def _record(records: Any, number: Any, WEIGHT: tl.constexpr, ALIGNED: tl.constexpr) -> Any:
+def _record(records: tl.tensor, number: tl.tensor, weight_type: tl.constexpr, aligned: tl.constexpr) -> tl.tensor:
     """Number, first position, size, weights and address of second moments of a tile."""
     record = records + number * FIELDS
-    position = _hint(tl.load(record + 1), 4, ALIGNED)
-    weights = _hint(tl.load(record + 3).to(tl.pointer_type(WEIGHT)), 16, ALIGNED)
+    position = tl.load(record + 1)
+    weights = tl.load(record + 3).to(tl.pointer_type(weight_type))
+    if aligned:
+        position, weights = tl.multiple_of(position, 4), tl.multiple_of(weights, 16)
     return tl.load(record), position, tl.load(record + 2), weights, tl.load(record + 4)
 
 
 @kernel
-def _scaled(drift: Any, second: Any) -> Any:
+def _scaled(drift: tl.tensor, second: tl.tensor) -> tl.tensor:
     """Times the fourth root of second moments."""
     return drift * tl.sqrt_rn(tl.sqrt_rn(widened(second).to(tl.float32)))
 
 
 @kernel
 def _drift_of(
-    shared: Any,
-    position: Any,
-    size: Any,
-    weights: Any,
-    second: Any,
-    SECOND: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    FULL: tl.constexpr,
-) -> Any:
+    shared: tl.tensor,
+    position: tl.tensor,
+    size: tl.tensor,
+    weights: tl.tensor,
+    second: tl.tensor,
+    second_type: tl.constexpr,
+    aligned: tl.constexpr,
+    full: tl.constexpr,
+) -> tl.tensor:
     place = tl.arange(0, TILE)
-    drift = _difference(load_tile(shared + position, place, size, FULL), load_tile(weights, place, size, FULL))
-    if SECOND is not None:
+    drift = _difference(load_tile(shared + position, place, size, full), load_tile(weights, place, size, full))
+    if second_type is not None:
         if second != 0:
-            moments = _hint(second.to(tl.pointer_type(SECOND)), 16, ALIGNED)
-            drift = _scaled(drift, load_tile(moments, place, size, FULL))
+            moments = second.to(tl.pointer_type(second_type))
+            if aligned:
+                moments = tl.multiple_of(moments, 16)
+            drift = _scaled(drift, load_tile(moments, place, size, full))
         else:
             drift = drift * 0.0
     return drift
@@ -153,66 +150,72 @@ def _drift_of(
 
 @kernel
 def _look(
-    shared: Any,
-    records: Any,
+    shared: tl.tensor,
+    records: tl.tensor,
     begin: tl.int64,
     end: tl.int64,
     first: tl.int64,
     bar: tl.int64,
     start: tl.int64,
     stop: tl.int64,
-    words: Any,
-    counts: Any,
-    bins: Any,
-    bad: Any,
-    WEIGHT: tl.constexpr,
-    SECOND: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    words: tl.tensor,
+    counts: tl.tensor,
+    bins: tl.tensor,
+    in_block: tl.constexpr,
+    bad: tl.tensor,
+    weight_type: tl.constexpr,
+    second_type: tl.constexpr,
+    aligned: tl.constexpr,
 ) -> None:
     """`bins` is increased by a histogram, if given; `bad` becomes the first position that is not finite."""
-    own = tl.zeros((ALL_BINS,), tl.int32)
+    own = own_bins(in_block)
     for number in range(begin + tl.program_id(0), end, tl.num_programs(0)):
-        slot, position, size, weights, second = _record(records, number, WEIGHT, ALIGNED)
+        slot, position, size, weights, second = _record(records, number, weight_type, aligned)
         if size == TILE:
-            drift = _drift_of(shared, position, size, weights, second, SECOND, ALIGNED, True)
+            drift = _drift_of(shared, position, size, weights, second, second_type, aligned, True)
         else:
-            drift = _drift_of(shared, position, size, weights, second, SECOND, ALIGNED, False)
+            drift = _drift_of(shared, position, size, weights, second, second_type, aligned, False)
         place = tl.arange(0, TILE)
         inside = (place < size) & (position + place >= start) & (position + place < stop)
         wrong = inside & (magnitude(drift) >= INFINITY)
         lowest = tl.min(tl.where(wrong, place, TILE), 0)
-        tl.atomic_min(bad.to(tl.pointer_type(tl.uint64)), (position + lowest).to(tl.uint64), mask=lowest < TILE)
+        tl.atomic_min(
+            bad.to(tl.pointer_type(tl.uint64)), (position + lowest).to(tl.uint64), mask=lowest < TILE, sem="relaxed"
+        )
         drift = tl.where(wrong, 0.0, drift)
-        mark(inside & (magnitude(drift) >= bar.to(tl.int32)), slot - first, words, counts)
+        if words is not None:
+            mark(inside & reached(magnitude(drift), bar), slot - first, words, counts)
         if bins is not None:
-            own += binned(drift, inside)
+            own = counted(own, bins, drift, inside, in_block)
     if bins is not None:
-        add_counts(bins, own)
+        add_up(own, bins, in_block)
 
 
 @kernel
 def _write(
-    shared: Any,
-    records: Any,
+    shared: tl.tensor,
+    records: tl.tensor,
     begin: tl.int64,
     first: tl.int64,
-    words: Any,
-    ends: Any,
-    positions: Any,
-    values: Any,
-    WEIGHT: tl.constexpr,
-    SECOND: tl.constexpr,
+    words: tl.tensor,
+    ends: tl.tensor,
+    total: tl.int64,
+    positions: tl.tensor,
+    values: tl.tensor,
+    weight_type: tl.constexpr,
+    second_type: tl.constexpr,
 ) -> None:
-    slot, position, _, weights, second = _record(records, begin + tl.program_id(0), WEIGHT, False)
+    slot, position, _, weights, second = _record(records, begin + tl.program_id(0), weight_type, False)
     slot -= first
     before = tl.load(ends + slot - 1, mask=slot > 0, other=0)
     if tl.load(ends + slot) > before:
         places, hit, rank = marked(words, slot)
+        hit = hit & (before + rank < total)
         there = shared + position + places
         drift = _difference(tl.load(there, mask=hit, other=0), tl.load(weights + places, mask=hit, other=0))
-        if SECOND is not None:
+        if second_type is not None:
             if second != 0:
-                moments = second.to(tl.pointer_type(SECOND)) + places
+                moments = second.to(tl.pointer_type(second_type)) + places
                 drift = _scaled(drift, tl.load(moments, mask=hit, other=0))
             else:
                 drift = drift * 0.0
@@ -230,10 +233,12 @@ def drift_select(
     *,
     second: Sequence[Tensor],
     counts: Tensor | None = None,
+    count: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tiling = _tiling(layout(weights), layout(second), shared.device)
     first, last = tiling.within(start, stop)
-    hits = Hits(last - first, shared)
+    hits = Hits(0 if count == 0 else last - first, shared, count)
+    bins = None if counts is None else Bins(counts)
     bad = torch.full((), -1, dtype=torch.int64, device=shared.device)  # as an unsigned integer the largest
     parts = [(each, *each.within(first, last)) for each in tiling.kinds]
     for each, begin, end in parts:
@@ -247,22 +252,24 @@ def drift_select(
                 bar_of(threshold, torch.float32),
                 start,
                 stop,
-                hits.words,
+                hits.words if hits.tiles else None,
                 hits.counts,
-                counts,
+                bins and bins.rows,
+                bins and bins.in_block,
                 bad,
                 *_types(each.kind),
                 each.aligned,
-                num_warps=WARPS,
+                **OPTIONS,
             )
-    ends, total = hits.end()
-    positions = torch.empty(total, dtype=torch.int64, device=shared.device)
-    values = torch.empty(total, dtype=torch.float32, device=shared.device)
+    if bins is not None:
+        bins.end()
+    ends, positions = hits.end()
+    values = torch.zeros(positions.shape, dtype=torch.float32, device=shared.device)
     for each, begin, end in parts:
-        if total and begin < end:
-            output = (ends, positions, values)
+        if len(positions) and begin < end:
+            output = (ends, len(positions), positions, values)
             _write[(end - begin,)](
-                shared, each.rows, begin, first, hits.words, *output, *_types(each.kind), num_warps=WARPS
+                shared, each.rows, begin, first, hits.words, *output, *_types(each.kind), **OPTIONS
             )
     return positions, values, bad
 

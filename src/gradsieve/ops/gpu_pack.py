@@ -3,36 +3,36 @@
 Each position sets its own bits, by atomic or: in whatever order, the result is the same.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradsieve.ops.gpu import TILE, WARPS, kernel, popcount, tiles
+from gradsieve.ops.gpu import FEW, OPTIONS, few, kernel, popcount
 from gradsieve.ops.schema import low_bits, packed_parts
 
-BYTES_SIZE = 512  # of the bitmap per program: as many bits as a tile has elements
+BYTES_SIZE = 256  # of the bitmap per program
 BYTES = tl.constexpr(BYTES_SIZE)
 
 
 @kernel
-def _pack(indices: Any, count: tl.int64, start: tl.int64, bits: tl.int64, high: tl.int64, words: Any) -> None:
+def _pack(
+    indices: tl.tensor, count: tl.int64, start: tl.int64, bits: tl.int64, high: tl.int64, words: tl.tensor
+) -> None:
     """The low `bits` of the j-th position go to bit `j * bits`, the bitmap begins at bit `high`."""
-    j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    j = tl.program_id(0).to(tl.int64) * FEW + tl.arange(0, FEW)
     place = tl.load(indices + j, mask=j < count, other=0) - start
     bit = high + (place >> bits) + j
-    tl.atomic_or(words + (bit >> 5), (1 << (bit & 31)).to(tl.int32), mask=j < count)
+    tl.atomic_or(words + (bit >> 5), (1 << (bit & 31)).to(tl.int32), mask=j < count, sem="relaxed")
     low, bit = place & ((tl.full((), 1, tl.int64) << bits) - 1), j * bits
     for _ in range((bits + 62) // 32):  # as many words as they can touch
         shift = bit & 31
-        tl.atomic_or(words + (bit >> 5), (low << shift).to(tl.int32), mask=(j < count) & (low != 0))
+        tl.atomic_or(words + (bit >> 5), (low << shift).to(tl.int32), mask=(j < count) & (low != 0), sem="relaxed")
         low, bit = low >> (32 - shift), bit + 32 - shift
 
 
 @kernel
-def _count(bitmap: Any, length: tl.int64, counts: Any) -> None:
+def _count(bitmap: tl.tensor, length: tl.int64, counts: tl.tensor) -> None:
     slot = tl.program_id(0).to(tl.int64)
     place = slot * BYTES + tl.arange(0, BYTES)
     byte = tl.load(bitmap + place, mask=place < length, other=0).to(tl.int32)
@@ -41,14 +41,14 @@ def _count(bitmap: Any, length: tl.int64, counts: Any) -> None:
 
 @kernel
 def _unpack(
-    low: Any,
-    bitmap: Any,
+    low: tl.tensor,
+    bitmap: tl.tensor,
     length: tl.int64,
     bits: tl.int64,
-    ends: Any,
+    ends: tl.tensor,
     count: tl.int64,
     start: tl.int64,
-    out: Any,
+    out: tl.tensor,
 ) -> None:
     """What a damaged bitmap has beyond `count` positions is left out."""
     slot = tl.program_id(0).to(tl.int64)
@@ -75,7 +75,7 @@ def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
     words = torch.zeros(triton.cdiv(low + high, 4), dtype=torch.int32, device=indices.device)
     if count:
         bits = low_bits(count, stop - start)
-        _pack[(tiles(count),)](indices, count, start, bits, low * 8, words, num_warps=WARPS)
+        _pack[few(count)](indices, count, start, bits, low * 8, words, **OPTIONS)
     return words.view(torch.uint8)[: low + high]
 
 
@@ -85,9 +85,9 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
         cut, length = packed_parts(count, stop - start)
         low, bitmap, grid = packed[:cut], packed[cut:], (triton.cdiv(length, BYTES_SIZE),)
         counts = torch.empty(grid, dtype=torch.int32, device=packed.device)
-        _count[grid](bitmap, length, counts, num_warps=WARPS)
+        _count[grid](bitmap, length, counts, **OPTIONS)
         ends = counts.cumsum(0)
         bits = low_bits(count, stop - start)
-        _unpack[grid](low, bitmap, length, bits, ends, count, start, out, num_warps=WARPS)
+        _unpack[grid](low, bitmap, length, bits, ends, count, start, out, **OPTIONS)
         torch._assert_async(ends[-1] == count, f"packed must hold {count} positions, got fewer or more")
     return out

@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from gradsieve.ops.gpu import TILE, WARPS, check_inside, flag, kernel, plain, refuse, rounded, tiles, widened
+from gradsieve.ops.gpu import FEW, OPTIONS, check_inside, few, flag, kernel, plain, refuse, rounded, widened
 from gradsieve.ops.schema import wide_type
 
 KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -40,13 +40,15 @@ def _table(pieces: Layout, device: torch.device) -> Tensor:
 
 
 @kernel
-def _addresses(table: Any, pieces: Any, total: Any, positions: Any, count: Any, inside: Any) -> Any:
+def _addresses(
+    table: tl.tensor, pieces: tl.tensor, total: tl.tensor, positions: tl.tensor, count: tl.tensor, inside: tl.tensor
+) -> tl.tensor:
     """Of a tile of positions: which number they have, their piece's address, where in it, its kind (or -1)."""
-    j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    j = tl.program_id(0).to(tl.int64) * FEW + tl.arange(0, FEW)
     position = tl.load(positions + j, mask=j < count, other=0)
     known = (position >= 0) & (position < total)
     refuse(inside, (j < count) & ~known)
-    low, high = tl.zeros((TILE,), tl.int64), tl.zeros((TILE,), tl.int64) + pieces
+    low, high = tl.zeros((FEW,), tl.int64), tl.zeros((FEW,), tl.int64) + pieces
     left = pieces
     while left > 0:  # the last piece that begins at or before the position: behind empty ones
         middle = (low + high) // 2
@@ -59,33 +61,33 @@ def _addresses(table: Any, pieces: Any, total: Any, positions: Any, count: Any, 
 
 
 @kernel
-def _typed(address: Any, place: Any, TYPE: tl.constexpr) -> Any:
-    return address.to(tl.pointer_type(TYPE)) + place
+def _typed(address: tl.tensor, place: tl.tensor, element: tl.constexpr) -> tl.tensor:
+    return address.to(tl.pointer_type(element)) + place
 
 
 @kernel
 def _gather(
-    table: Any,
+    table: tl.tensor,
     pieces: tl.int64,
     total: tl.int64,
-    positions: Any,
+    positions: tl.tensor,
     count: tl.int64,
-    values: Any,
-    inside: Any,
-    PRESENT: tl.constexpr,
+    values: tl.tensor,
+    inside: tl.tensor,
+    present: tl.constexpr,
 ) -> None:
-    """`PRESENT` has a bit for each kind that occurs."""
+    """`present` has a bit for each kind that occurs."""
     j, address, place, kind = _addresses(table, pieces, total, positions, count, inside)
     wide: tl.constexpr = values.dtype.element_ty
-    found = tl.zeros((TILE,), wide)
-    if PRESENT & 1:
+    found = tl.zeros((FEW,), wide)
+    if present & 1:
         found = tl.load(_typed(address, place, tl.float32), mask=kind == 0, other=0).to(wide)
-    if PRESENT & 2:
+    if present & 2:
         found = tl.where(kind == 1, tl.load(_typed(address, place, tl.float64), mask=kind == 1, other=0), found)
-    if PRESENT & 4:
+    if present & 4:
         part = tl.load(_typed(address, place, tl.float16), mask=kind == 2, other=0)
         found = tl.where(kind == 2, part.to(wide), found)
-    if PRESENT & 8:
+    if present & 8:
         part = tl.load(_typed(address, place, tl.int16), mask=kind == 3, other=0)
         found = tl.where(kind == 3, widened(part).to(wide), found)
     tl.store(values + j, found, mask=j < count)
@@ -93,24 +95,24 @@ def _gather(
 
 @kernel
 def _scatter(
-    table: Any,
+    table: tl.tensor,
     pieces: tl.int64,
     total: tl.int64,
-    positions: Any,
+    positions: tl.tensor,
     count: tl.int64,
-    values: Any,
-    inside: Any,
-    PRESENT: tl.constexpr,
+    values: tl.tensor,
+    inside: tl.tensor,
+    present: tl.constexpr,
 ) -> None:
     j, address, place, kind = _addresses(table, pieces, total, positions, count, inside)
     value = widened(tl.load(values + j, mask=j < count, other=0))
-    if PRESENT & 1:
+    if present & 1:
         tl.store(_typed(address, place, tl.float32), rounded(value, tl.float32), mask=kind == 0)
-    if PRESENT & 2:
+    if present & 2:
         tl.store(_typed(address, place, tl.float64), rounded(value, tl.float64), mask=kind == 1)
-    if PRESENT & 4:
+    if present & 4:
         tl.store(_typed(address, place, tl.float16), rounded(value, tl.float16), mask=kind == 2)
-    if PRESENT & 8:
+    if present & 8:
         tl.store(_typed(address, place, tl.int16), rounded(value, tl.int16), mask=kind == 3)
 
 
@@ -118,7 +120,7 @@ def _each(run: Any, pieces: Sequence[Tensor], positions: Tensor, values: Tensor)
     if count := positions.numel():
         total, present = sum(map(len, pieces)), {KINDS[piece.dtype] for piece in pieces}
         table, inside = _table(layout(pieces), positions.device), flag(positions)
-        run[(tiles(count),)](
+        run[few(count)](
             table,
             len(pieces),
             total,
@@ -127,7 +129,7 @@ def _each(run: Any, pieces: Sequence[Tensor], positions: Tensor, values: Tensor)
             plain(values),
             plain(inside),
             sum(1 << kind for kind in present),
-            num_warps=WARPS,
+            **OPTIONS,
         )
         check_inside(inside, total)
 

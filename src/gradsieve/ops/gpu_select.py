@@ -4,25 +4,23 @@ The pass over the data leaves a bit per element and a count per tile. Positions 
 data is read once. That a tensor must have a size makes the host wait for one number: `Hits.end`.
 """
 
-from typing import Any
-
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from gradsieve.ops.gpu import (
-    INFINITY,
+    OPTIONS,
     TILE,
     TILE_SIZE,
-    WARPS,
     WORDS,
     bar_of,
-    infinity,
+    below_infinity,
     kernel,
     load_tile,
     magnitude,
     plain,
     popcount,
+    reached,
     refuse,
     store_tile,
     tiles,
@@ -31,7 +29,7 @@ from gradsieve.ops.gpu import (
 
 
 @kernel
-def mark(hits: Any, slot: Any, words: Any, counts: Any) -> None:
+def mark(hits: tl.tensor, slot: tl.tensor, words: tl.tensor, counts: tl.tensor) -> None:
     """Keep which elements of a tile are hits, 32 to a word, and how many."""
     bits = tl.reshape(hits.to(tl.int32), (WORDS, 32)) << tl.arange(0, 32)[None, :]
     tl.store(words + slot * WORDS + tl.arange(0, WORDS), tl.sum(bits, 1))
@@ -39,8 +37,8 @@ def mark(hits: Any, slot: Any, words: Any, counts: Any) -> None:
 
 
 @kernel
-def marked(words: Any, slot: Any) -> Any:
-    """Of the elements of a tile, as 32 columns: where they are in it, which are hits, the rank of each among these."""
+def marked(words: tl.tensor, slot: tl.tensor) -> tl.tensor:
+    """The elements of a tile, in 32 columns: where they are in it, which are hits, the rank of each among hits."""
     word = tl.load(words + slot * WORDS + tl.arange(0, WORDS))
     number = popcount(word)
     before = tl.cumsum(number, 0) - number
@@ -52,7 +50,14 @@ def marked(words: Any, slot: Any) -> Any:
 
 @kernel
 def _select(
-    x: Any, n: tl.int64, bar: tl.int64, start: tl.int64, stop: tl.int64, first: tl.int64, words: Any, counts: Any
+    x: tl.tensor,
+    n: tl.int64,
+    bar: tl.int64,
+    start: tl.int64,
+    stop: tl.int64,
+    first: tl.int64,
+    words: tl.tensor,
+    counts: tl.tensor,
 ) -> None:
     tile = first + tl.program_id(0)
     if (tile + 1) * TILE <= n:
@@ -63,37 +68,37 @@ def _select(
 
 @kernel
 def _select_tile(
-    x: Any,
-    n: Any,
-    bar: Any,
-    start: Any,
-    stop: Any,
-    first: Any,
-    words: Any,
-    counts: Any,
-    tile: Any,
-    FULL: tl.constexpr,
+    x: tl.tensor,
+    n: tl.tensor,
+    bar: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    first: tl.tensor,
+    words: tl.tensor,
+    counts: tl.tensor,
+    tile: tl.tensor,
+    full: tl.constexpr,
 ) -> None:
     offsets = tile * TILE + tl.arange(0, TILE)
-    bits = magnitude(load_tile(x, offsets, n, FULL))
-    hits = (bits >= bar.to(bits.dtype)) & (bits <= infinity(bits)) & (offsets >= start) & (offsets < stop)
+    bits = magnitude(load_tile(x, offsets, n, full))
+    hits = reached(bits, bar) & (offsets >= start) & (offsets < stop)
     mark(hits, tile - first, words, counts)
 
 
 @kernel
 def _accumulate(
-    residual: Any,
-    grad: Any,
-    backup: Any,
-    finite: Any,
+    residual: tl.tensor,
+    grad: tl.tensor,
+    backup: tl.tensor,
+    finite: tl.tensor,
     n: tl.int64,
     bar: tl.int64,
     start: tl.int64,
     stop: tl.int64,
     first: tl.int64,
     last: tl.int64,
-    words: Any,
-    counts: Any,
+    words: tl.tensor,
+    counts: tl.tensor,
 ) -> None:
     tile = tl.program_id(0).to(tl.int64)
     if (tile + 1) * TILE <= n:
@@ -108,63 +113,71 @@ def _accumulate(
 
 @kernel
 def _accumulate_tile(
-    residual: Any,
-    grad: Any,
-    backup: Any,
-    finite: Any,
-    n: Any,
-    bar: Any,
-    start: Any,
-    stop: Any,
-    first: Any,
-    last: Any,
-    words: Any,
-    counts: Any,
-    tile: Any,
-    FULL: tl.constexpr,
+    residual: tl.tensor,
+    grad: tl.tensor,
+    backup: tl.tensor,
+    finite: tl.tensor,
+    n: tl.tensor,
+    bar: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    words: tl.tensor,
+    counts: tl.tensor,
+    tile: tl.tensor,
+    full: tl.constexpr,
 ) -> None:
     offsets = tile * TILE + tl.arange(0, TILE)
-    before = load_tile(residual, offsets, n, FULL)
-    after = before + widened(load_tile(grad, offsets, n, FULL)).to(tl.float32)
-    store_tile(residual, offsets, after, n, FULL)
+    before = load_tile(residual, offsets, n, full)
+    after = before + widened(load_tile(grad, offsets, n, full)).to(tl.float32)
+    store_tile(residual, offsets, after, n, full)
     if backup is not None:
-        store_tile(backup, offsets, before.to(backup.dtype.element_ty), n, FULL)
+        store_tile(backup, offsets, before.to(backup.dtype.element_ty), n, full)
     bits = magnitude(after)
     if finite is not None:
-        refuse(finite, bits >= INFINITY)
+        refuse(finite, below_infinity(bits) == 0)
     if (tile >= first) & (tile < last):
-        hits = (bits >= bar.to(tl.int32)) & (bits <= INFINITY) & (offsets >= start) & (offsets < stop)
+        hits = reached(bits, bar) & (offsets >= start) & (offsets < stop)
         mark(hits, tile - first, words, counts)
 
 
 @kernel
-def _positions(words: Any, ends: Any, first: tl.int64, out: Any) -> None:
+def _positions(words: tl.tensor, ends: tl.tensor, first: tl.int64, total: tl.int64, out: tl.tensor) -> None:
     slot = tl.program_id(0).to(tl.int64)
     begin = tl.load(ends + slot - 1, mask=slot > 0, other=0)
     if tl.load(ends + slot) > begin:
         places, hit, rank = marked(words, slot)
-        tl.store(out + begin + rank, (first + slot) * TILE + places, mask=hit)
+        tl.store(out + begin + rank, (first + slot) * TILE + places, mask=hit & (begin + rank < total))
 
 
 class Hits:
-    """Bits and counts that a pass over tiles leaves, and what is made of them."""
+    """Bits and counts that a pass over tiles leaves, and what is made of them.
 
-    def __init__(self, count: int, like: Tensor) -> None:
+    `total` is how many hits there are, where that is known. Then the host does not wait. Should it be wrong,
+    further hits are left out, and positions that are missing are -1.
+    """
+
+    def __init__(self, count: int, like: Tensor, total: int | None = None) -> None:
         self.tiles = count
+        self.total = total if count else 0
         self.words = torch.empty(count * WORDS.value, dtype=torch.int32, device=like.device)
         self.counts = torch.empty(count, dtype=torch.int32, device=like.device)
 
-    def end(self) -> tuple[Tensor, int]:
-        """Where the hits of each tile end among all hits, and how many there are: here the host waits."""
+    def end(self) -> tuple[Tensor, Tensor]:
+        """Where the hits of each tile end among all hits, and a vector for the positions of all.
+
+        If nobody knows how many there are, the host waits for the device here, and nowhere else.
+        """
         ends = self.counts.cumsum(0)
-        return ends, int(ends[-1]) if self.tiles else 0
+        total = int(ends[-1]) if self.total is None else self.total
+        return ends, torch.full((total,), -1, dtype=torch.int64, device=ends.device)
 
     def positions(self, first: int) -> Tensor:
         """Of all hits, in rising order; `first` is the number of the first tile."""
-        ends, total = self.end()
-        out = torch.empty(total, dtype=torch.int64, device=ends.device)
-        if total:
-            _positions[(self.tiles,)](self.words, ends, first, out, num_warps=WARPS)
+        ends, out = self.end()
+        if len(out):
+            _positions[(self.tiles,)](self.words, ends, first, len(out), out, **OPTIONS)
         return out
 
 
@@ -173,12 +186,12 @@ def _span(start: int, stop: int) -> tuple[int, int]:
     return (start // TILE_SIZE, tiles(stop)) if start < stop else (0, 0)
 
 
-def select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
+def select_above(x: Tensor, threshold: float, start: int, stop: int, count: int | None = None) -> Tensor:
     first, last = _span(start, stop)
-    hits = Hits(last - first, x)
+    hits = Hits(last - first, x, count)
     if hits.tiles:
         bar = bar_of(threshold, x.dtype)
-        _select[(hits.tiles,)](plain(x), len(x), bar, start, stop, first, hits.words, hits.counts, num_warps=WARPS)
+        _select[(hits.tiles,)](plain(x), len(x), bar, start, stop, first, hits.words, hits.counts, **OPTIONS)
     return hits.positions(first)
 
 
@@ -208,6 +221,6 @@ def accumulate_select_(
             last,
             hits.words,
             hits.counts,
-            num_warps=WARPS,
+            **OPTIONS,
         )
     return hits.positions(first)

@@ -20,6 +20,7 @@ ELSEWHERE = {  # than in gpu
     "accumulate_select_": "gpu_select",
     "drift_select": "gpu_drift",
     "gather_pieces": "gpu_pieces",
+    "log_histogram": "gpu_histogram",
     "pack_sorted": "gpu_pack",
     "scatter_pieces_": "gpu_pieces",
     "select_above": "gpu_select",
