@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradsieve._check import BadInput, BadType
-from gradsieve.ops import on_cpu, reference
+from gradsieve.ops import on_cpu, on_gpu, reference
 from gradsieve.ops.on_cpu import warm_up
 from gradsieve.ops.reference import drift
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
@@ -40,7 +40,7 @@ __all__ = [
 
 GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-_REGISTERED = (reference, on_cpu)  # importing them did it
+_REGISTERED = (reference, on_cpu, on_gpu)  # importing them did it
 
 
 def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None = None) -> Tensor:
