@@ -11,9 +11,9 @@ Kernels of this library run as they do on any device without kernels of its own:
 """
 
 import contextlib
+import functools
 import sys
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from gradsieve.ops import reference
@@ -227,42 +226,80 @@ class SimTensor(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func.namespace == "gradsieve":
-            return getattr(reference, func._schema.name.removeprefix("gradsieve::"))(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        if name in COPIES:
-            return _copied(name, args, kwargs)
-        return _computed(name, func, args, kwargs)
+        op, kwargs = _op(func), kwargs or {}
+        if op.kernel is not None:
+            return op.kernel(*args, **kwargs)
+        if op.name in COPIES:
+            return _copied(op.name, args, dict(kwargs))
+        return _computed(op, args, kwargs)
 
 
-def _computed(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@dataclass(frozen=True)
+class Op:
+    """What is known of an operation: asked once, as schemas are slow."""
+
+    call: Any
+    name: str
+    kernel: Any  # of this library
+    writes: tuple[tuple[int, str], ...]  # arguments that it changes
+    view: bool  # its result is memory of an argument
+
+
+@functools.cache
+def _op(func: Any) -> Op:
+    schema = func._schema
+    space, name = schema.name.split("::")
+    writes = [
+        (place, each.name)
+        for place, each in enumerate(schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    kernel = getattr(reference, name) if space == "gradsieve" else None
+    return Op(func, name, kernel, tuple(writes), any(each.alias_info is not None for each in schema.returns))
+
+
+def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with every tensor of a kind changed, wherever it is."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)([_mapped(each, kind, change) for each in value])
+    if isinstance(value, dict):
+        return {key: _mapped(each, kind, change) for key, each in value.items()}
+    return value
+
+
+def _computed(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = _tensors((args, kwargs))
     for tensor in given:
         if not isinstance(tensor, SimTensor) and tensor.dim():
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found at least two devices, sim:0 and cpu! ({name})"
+                "Expected all tensors to be on the same device, but found at least two devices, sim:0 and cpu! "
+                f"({op.name})"
             )
     on_device = [tensor for tensor in given if isinstance(tensor, SimTensor)]
-    if name in WAITING or _has_mask(name, args):
-        _note_wait(name)
-    if torch.device(kwargs.get("device") or NAME).type == NAME:
-        kwargs.pop("device", None)
-    _check_streams(name, on_device)
+    if op.name in WAITING or _has_mask(op.name, args):
+        _note_wait(op.name)
+    _check_streams(op.name, on_device)
     wrappers = {id(tensor.raw): tensor for tensor in on_device}
-    plain = tree_map_only(SimTensor, lambda tensor: tensor.raw, (args, kwargs))
-    result = func(*plain[0], **plain[1])
-    written = [wrappers[id(raw)] for raw in _mutated(func, *plain) if id(raw) in wrappers]
-    _note_written(name, [tensor.raw for tensor in written])
+    raw_args, raw_kwargs = _mapped((args, kwargs), SimTensor, _raw)
+    raw_kwargs.pop("device", None)
+    result = op.call(*raw_args, **raw_kwargs)
+    for place, name in op.writes:
+        _note_written(op.name, _tensors(raw_args[place] if place < len(raw_args) else raw_kwargs.get(name)))
 
     def wrap(raw: Tensor) -> Tensor:
         if id(raw) in wrappers:
             return wrappers[id(raw)]
-        if not any(ret.alias_info for ret in func._schema.returns):
-            _note_written(name, [raw])
+        if not op.view:
+            _note_written(op.name, [raw])
         return SimTensor(raw)
 
-    return tree_map_only(Tensor, wrap, result)
+    return _mapped(result, Tensor, wrap)
+
+
+def _raw(tensor: SimTensor) -> Tensor:
+    return tensor.raw
 
 
 def _copied(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -282,7 +319,7 @@ def _copied(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _note_written(name, [made])
         return SimTensor(made)
     source, target = (args[0], args[1]) if name == "_copy_from" else (args[1], args[0])
-    non_blocking = bool((args[2] if len(args) > 2 else kwargs.get("non_blocking", False)))
+    non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     _check_streams(name, _tensors((source, target), SimTensor))
     raws = [tensor.raw if isinstance(tensor, SimTensor) else tensor for tensor in (source, target)]
     if not isinstance(target, SimTensor):
@@ -297,7 +334,7 @@ def _copied(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _tensors(value: Any, kind: type = Tensor) -> list[Any]:
     found: list[Any] = []
-    tree_map_only(kind, found.append, value)
+    _mapped(value, kind, found.append)
     return found
 
 
@@ -306,15 +343,6 @@ def _has_mask(name: str, args: tuple[Any, ...]) -> bool:
     if name not in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
         return False
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-
-
-def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += _tensors(value)
-    return found
 
 
 def _memory(raw: Tensor) -> int:
@@ -353,8 +381,17 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     return _copied("_copy_from", (source, target, non_blocking), {})  # type: ignore[no-any-return]
 
 
+def _arange(*arguments: Any, **kwargs: Any) -> Tensor:
+    kwargs = {key: value for key, value in kwargs.items() if key == "dtype"}
+    raw = torch.arange(*arguments, **kwargs)
+    _note_written("arange", [raw])
+    return SimTensor(raw)
+
+
 _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
 _KERNELS = torch.library.Library("aten", "IMPL")
+for _overload in ("arange", "arange.start", "arange.start_step"):
+    _KERNELS.impl(_overload, _arange, "PrivateUse1")
 _KERNELS.impl("empty_strided", _empty_strided, "PrivateUse1")
 _KERNELS.impl("empty.memory_format", _empty, "PrivateUse1")
 _KERNELS.impl("_copy_from", _copy_from, "PrivateUse1")
@@ -384,10 +421,3 @@ def module_to_sim(module: nn.Module) -> nn.Module:
             if buffer is not None:
                 each._buffers[name] = to_sim(buffer)
     return module
-
-
-def stack_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
-
-
-Work = Callable[..., Any]

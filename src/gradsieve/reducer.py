@@ -158,6 +158,8 @@ class SparseReducer:
         if self._arena is None:
             self._arena = Arena(n, device)
             self._states = self.method.init(n, self.sizes or [n], self.world_size)
+        elif self.residual.device != device:  # it was loaded on another one
+            self._arena.residual = self.residual.to(device)
 
     def begin(self) -> None:
         """A step begins; `open` was called before."""
@@ -201,10 +203,13 @@ class SparseReducer:
                 self._agreed = True
                 now.clock.skip()
             known = self.method.state_of(now.sparsifier, self._states)
-            hits, step = arena.hits, replace(now.step, healthy=arena.finite)
-            if not step.healthy:
-                # No algorithm ever sees a value that is not finite: this worker takes part with its old residual,
-                # and the health flag says so to the others.
+            acting, step = now.sparsifier, replace(now.step, healthy=arena.finite)
+            if acting.NEEDS_FINITE:
+                step = replace(step, healthy=bool(ops.read(arena.finite)[0]))
+            hits = arena.hits(now.window, needed=acting.NEEDS_HITS)
+            if step.healthy is False:
+                # It never sees a value that is not finite: this worker takes part with its old residual, and the
+                # health flag says so to the others.
                 arena.restore()
                 hits = ops.select_above(acc, *now.window)
             selection = yield from now.sparsifier.select(known, acc, hits, step)

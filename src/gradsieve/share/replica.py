@@ -1,6 +1,5 @@
 """One worker's replica: its weights, what was agreed on, and its part in every round."""
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -141,7 +140,7 @@ class Replica:
         if isinstance(found, Agreed) and isinstance(found.where, Tensor) and found.selection is not None:
             threshold = found.selection.threshold
             drift = (self.weights.shared[found.where] - found.mean).float()
-            sent = Sent(found.where, drift, found.counts, True)
+            sent = Sent(found.where, drift, found.counts, True, found.beside)
             self.state = self.sparsifier.update(self.state, found.selection, sent, step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
@@ -202,7 +201,7 @@ class Replica:
             clock,
             threshold=threshold,
             round=self.rounds,
-            spread=_spread(found) if isinstance(found, Agreed) else None,
+            spread=found.spread if isinstance(found, Agreed) else None,
             why=self.schedule.why if isinstance(self.schedule, AutoDensity) else "",
         )
 
@@ -288,8 +287,3 @@ class Replica:
     def agreed(self) -> AbstractContextManager[None]:
         """Within it the parameters hold the agreed weights. One worker agrees with itself."""
         return nullcontext() if self.world_size == 1 else self.weights.agreed()
-
-
-def _spread(agreed: Agreed) -> float:
-    size = vector_norm(agreed.mean)
-    return vector_norm(agreed.own - agreed.mean) / size if size else math.nan
