@@ -283,7 +283,7 @@ class SparseReducer:
         if n:
             fresh = self.method.init(n, self.sizes or [n], self.world_size)
             states = fresh.restored(state["state"], resized=resized)
-            self.open(n, residual.device)
+            self.open(n, residual.device if self._arena is None else self.residual.device)
             self.abandon()
             self._states = states
             self.residual.copy_(residual)

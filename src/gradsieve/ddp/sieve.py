@@ -52,8 +52,9 @@ def sparsify(
     model = checked(getattr(ddp_model, "_orig_mod", ddp_model))
     at_least("check_every", check_every, 0)
     sparsifier = as_sparsifier(sparsifier, options)
-    world = ProcessGroupWorld(process_group or model.process_group)
     parameters = dense_parameters(model)
+    device = next(iter(parameters.values())).device
+    world = ProcessGroupWorld(process_group or model.process_group, device=device)
     reducer = SparseReducer(
         sparsifier,
         density,
@@ -72,7 +73,7 @@ def sparsify(
     ops.warm_up()
     unused = bool(model.find_unused_parameters or model.static_graph)
     layout = Layout(parameters.values(), apart=unused)
-    reducer.open(layout.n, next(iter(parameters.values())).device)
+    reducer.open(layout.n, device)
     sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
     model.register_comm_hook(None, sieve.hook.on_bucket)
     model.register_forward_pre_hook(sieve.hook.drop_unfinished)
@@ -119,7 +120,8 @@ class Sieve:
 
         `extra` is what rank 0 wants kept with it, such as the model's state: dicts of numbers, strings, tensors.
         """
-        self.world.run([checkpoint.save(Path(folder), self.state_dict(), self.reducer.labels, extra)])
+        state, kept = ops.on_host(self.state_dict()), ops.on_host(extra)
+        self.world.run([checkpoint.save(Path(folder), state, self.reducer.labels, kept)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradsieve._check import BadInput, BadType
 from gradsieve.ops import on_cpu, reference
-from gradsieve.ops.host import read, send
+from gradsieve.ops.host import on_host, read, send
 from gradsieve.ops.on_cpu import warm_up
 from gradsieve.ops.reference import drift
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
@@ -30,6 +30,7 @@ __all__ = [
     "gather_clear_",
     "gather_pieces",
     "log_histogram",
+    "on_host",
     "pack_sorted",
     "packed_bytes",
     "read",

@@ -1,7 +1,8 @@
-"""Between a device and the host: the only place where the host waits for a device during a step."""
+"""Between a device and the host: the place where the host waits for a device during a step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,3 +27,12 @@ def read(*tensors: Tensor) -> list[Tensor]:
 def send(numbers: Sequence[object], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     """A few numbers as a tensor on the device of another one; the host does not wait."""
     return torch.tensor(numbers, dtype=dtype).to(like.device, non_blocking=True)
+
+
+def on_host(value: Any) -> Any:
+    """A nested state with all of its tensors on the host."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {key: on_host(part) for key, part in value.items()}
+    return value

@@ -282,7 +282,10 @@ class Replica:
             return None
         self._made = ShareReport(**state["report"])
         whole = len(state["where"]) == 0 and len(state["mean"]) == self.weights.n
-        return Agreed(self.weights.all if whole else state["where"], *(state[name] for name in _PENDING))
+        here = {name: state[name] for name in ("where", *_PENDING)}
+        for name in ("where", "mean", "target", "own"):
+            here[name] = here[name].to(self.weights.shared.device)
+        return Agreed(self.weights.all if whole else here["where"], *(here[name] for name in _PENDING))
 
     def agreed(self) -> AbstractContextManager[None]:
         """Within it the parameters hold the agreed weights. One worker agrees with itself."""

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradsieve import ops
 from gradsieve._check import BadInput
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -24,6 +25,7 @@ from gradsieve.share.weights import local
 from gradsieve.state import checkpoint
 from gradsieve.state.replicas import check_replicas
 from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds.streams import SideStream
 
 BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
 
@@ -53,7 +55,7 @@ class ShareSieve:
         background: Background[list[Outcome]] | None = None
         beside = world
         if delay:  # a group must not be used from two threads
-            background = Background("gradsieve-share")
+            background = Background("gradsieve-share", SideStream(replica.weights.shared.device))
             beside = world.again()
         self._background = background
         self.driver = Driver([replica], beside, delay, background)
@@ -126,7 +128,7 @@ class ShareSieve:
 
         `extra` is each rank's own, such as its optimizer's state: dicts of numbers, strings, tensors.
         """
-        state = {**self.state_dict(), "own": dict(extra or {})}
+        state = ops.on_host({**self.state_dict(), "own": dict(extra or {})})
         self.world.run([checkpoint.save(Path(folder), state, self.replica.labels)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
 from gradsieve.density import Budget
-from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, STEADY, Method, as_spent, has_momentum
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, Link, parse_links
+from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, STEADY, Method, as_spent, has_momentum
 from gradsieve_lab.tasks import TASKS, Task, make_task
 from gradsieve_lab.tasks.base import Recipe
 

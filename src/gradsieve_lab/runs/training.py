@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from gradsieve_lab.launch import Post
 from gradsieve_lab.runs.board import Board
 from gradsieve_lab.runs.engines import Engine
 from gradsieve_lab.runs.facts import OWN, SECONDS, Facts
 from gradsieve_lab.runs.optimizers import learning_rate
 from gradsieve_lab.runs.records import Line, Recorder, Run
 from gradsieve_lab.runs.settings import Settings
-from gradsieve_lab.launch import Post
 
 _AGREE_EVERY_S = 0.5  # workers talk about records and stopping about so often
 _MOST_STEPS = 50  # and after so many steps at the latest
