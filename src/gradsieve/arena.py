@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.comm.step import Span
-from gradsieve.sparsifiers.base import Window
+from gradsieve.sparsifiers.base import Window, hits_in
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Arena:
     def add(self, added: Tensor, start: int, before: Tensor, window: Window, *, held_back: bool) -> None:
         """`residual[start:][:len(added)] += added`; `before` receives the residual as it was, and must stay."""
         stop = start + len(added)
-        first, last = (start, start) if held_back else (window.start, window.stop)
+        first, last = (start, start) if held_back or not added.is_cpu else (window.start, window.stop)
         inside = (min(max(edge - start, 0), len(added)) for edge in (first, last))
         hits = ops.accumulate_select_(
             self.residual[start:stop], added, window.threshold, *inside, backup=before, finite=self._finite
@@ -52,13 +52,18 @@ class Arena:
         self.pieces.append(Piece(start, stop, before, before._version, held_back, hits))
 
     @property
-    def finite(self) -> bool:
+    def finite(self) -> Tensor:
         """Whether all that was added is."""
-        return bool(self._finite)
+        return self._finite
 
-    @property
-    def hits(self) -> Tensor:
-        """What the accumulating pass found, rising."""
+    def hits(self, window: Window, *, needed: bool) -> Tensor:
+        """What is in the window, rising: found in the accumulating pass on a CPU.
+
+        On other devices the host would wait in every piece to learn how much that is. So there they are looked for
+        in the end, and only if they are needed.
+        """
+        if not self.residual.is_cpu:
+            return hits_in(self.residual, window, needed=needed)
         return torch.cat([piece.hits for piece in sorted(self.pieces, key=lambda piece: piece.start)])
 
     @property

@@ -157,6 +157,8 @@ class SparseReducer:
         if self._arena is None:
             self._arena = Arena(n, device)
             self._states = self.method.init(n, self.sizes or [n], self.world_size)
+        elif self.residual.device != device:  # it was loaded on another one
+            self._arena.residual = self.residual.to(device)
         self._arena.limit = min(self._arena.limit, limit)
 
     def begin(self) -> None:
@@ -203,8 +205,11 @@ class SparseReducer:
                 now.clock.skip()
             yield from same_count(self.method.density, now.step)
             own = self.method.state_of(now.sparsifier, self._states)
-            hits, step = arena.hits, replace(now.step, healthy=arena.finite)
-            if not step.healthy:
+            acting, step = now.sparsifier, replace(now.step, healthy=arena.finite)
+            if acting.NEEDS_FINITE:
+                step = replace(step, healthy=bool(ops.read(arena.finite)[0]))
+            hits = arena.hits(now.window, needed=acting.NEEDS_HITS)
+            if step.healthy is False:
                 # No algorithm sees a value that is not finite: this worker takes part with its old residual.
                 arena.restore()
                 hits = ops.select_above(acc, *now.window)
@@ -288,7 +293,7 @@ class SparseReducer:
         if n:
             fresh = self.method.init(n, self.sizes or [n], self.world_size)
             states = fresh.restored(state["state"], resized=resized)
-            self.open(n, residual.device)
+            self.open(n, residual.device if self._arena is None else self.residual.device)
             self.abandon()
             self._states = states
             self.residual.copy_(residual)

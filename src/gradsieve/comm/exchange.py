@@ -21,6 +21,7 @@ from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.comm.wire import decode, encode, message_length
 
 Exchange = Callable[[Tensor, Selection, Step], Program[Sent]]
+About = Callable[[Tensor], Tensor]  # a few numbers about positions
 
 
 def union(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
@@ -29,10 +30,10 @@ def union(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
     return (yield from reduce_at(acc, merged(torch.cat(parts), len(acc)), [len(part) for part in parts], step))
 
 
-def disjoint(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
+def disjoint(acc: Tensor, selection: Selection, step: Step, beside: About | None = None) -> Program[Sent]:
     """As `union`, where picks of different workers never overlap: nothing to sort, nothing to merge."""
     parts = yield from gather_picks(selection, step)
-    return (yield from reduce_at(acc, torch.cat(parts), [len(part) for part in parts], step))
+    return (yield from reduce_at(acc, torch.cat(parts), [len(part) for part in parts], step, beside))
 
 
 def own_index(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
@@ -45,9 +46,8 @@ def own_index(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
     sizes = [message_length(length + 1, step.wire) for length in lengths]
     gathered = [decode(part, step.wire) for part in (yield from all_gather("values", message, sizes))]
     indices, total = summed(parts, [part[:-1] for part in gathered])
-    flags = torch.cat([part[-1:] for part in gathered])
-    finite = ops.all_finite(total) and ops.all_finite(flags)
-    return Sent(indices, total / len(parts), lengths, finite)
+    flags = torch.cat([part[-1:] for part in gathered]).float()
+    return Sent(indices, total / len(parts), lengths, is_finite(torch.cat([total, flags])))
 
 
 AGGREGATIONS: dict[str, Exchange] = {"union": union, "own": own_index}
@@ -72,7 +72,7 @@ def dense(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
     acc[:1] += health_flag(acc, step)
     total = yield from all_reduce("values", acc)
     counts = even_shares(len(acc), step.world_size)
-    return Sent(None, total.div_(step.world_size), counts, ops.all_finite(total))
+    return Sent(None, total.div_(step.world_size), counts, is_finite(total))
 
 
 def sparse_sum(tensor: Tensor) -> Program[Tensor]:
@@ -90,27 +90,41 @@ def gather_picks(selection: Selection, step: Step) -> Program[list[Tensor]]:
     """
     counts, spans = selection.counts, selection.spans or [(0, step.n)] * step.world_size
     if counts is None:
-        own = torch.tensor([len(selection.picked)], device=selection.picked.device)
-        counts = torch.cat((yield from all_gather("counts", own, [1] * step.world_size))).tolist()
+        own = selection.picked.new_full((1,), len(selection.picked))
+        rows = yield from all_gather("counts", own, [1] * step.world_size)
+        counts = ops.read(torch.cat(rows))[0].tolist()
     lengths = [ops.packed_bytes(count, stop - start) for count, (start, stop) in zip(counts, spans, strict=True)]
     packed = yield from all_gather("indices", ops.pack_sorted(selection.picked, *spans[step.rank]), lengths)
     return [ops.unpack_sorted(part, count, *span) for part, count, span in zip(packed, counts, spans, strict=True)]
 
 
-def reduce_at(acc: Tensor, indices: Tensor, counts: list[int], step: Step) -> Program[Sent]:
-    """Everybody's values at positions that all workers know; `counts` are how many each of them picked."""
+def reduce_at(
+    acc: Tensor, indices: Tensor, counts: list[int], step: Step, beside: About | None = None
+) -> Program[Sent]:
+    """Everybody's values at positions that all workers know; `counts` are how many each of them picked.
+
+    What `beside` computes of the positions is read together with whether sums are finite.
+    """
     values = torch.cat([ops.gather_clear_(acc, indices), health_flag(acc, step)])
     if step.wire == acc.dtype:
         total = yield from all_reduce("values", values)
     else:
         total, error = yield from rounded_sum("values", values, step.wire, step.rank, step.world_size)
         acc[indices] = error[:-1]
-    return Sent(indices, total[:-1] / step.world_size, counts, ops.all_finite(total))
+    finite, *further = ops.read(ops.all_finite(total), *([] if beside is None else [beside(indices)]))
+    return Sent(indices, total[:-1] / step.world_size, counts, bool(finite), *further)
 
 
 def health_flag(like: Tensor, step: Step) -> Tensor:
     """The number that travels behind the values."""
+    if isinstance(step.healthy, Tensor):
+        return like.new_zeros(1).masked_fill(~step.healthy, math.nan)
     return like.new_full((1,), 0.0 if step.healthy else math.nan)
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    return bool(ops.read(ops.all_finite(x))[0])
 
 
 def summed(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,8 @@ class Step:
     rank: int
     world_size: int
     wire: torch.dtype = torch.float32  # the type in which values travel
-    healthy: bool = True  # False: this worker's gradient is not finite, and the step will be skipped on all
+    # False: this worker's gradient is not finite, and the step will be skipped on all. A tensor while it is not read.
+    healthy: bool | Tensor = True
     sizes: Sequence[int] = ()  # of the tensors that the vector is made of; empty: one tensor
     asked: Quota | None = None  # how many to send where that depends on magnitudes; None: exactly k
 
@@ -41,6 +42,7 @@ class Selection:
     threshold: float | None = None  # the magnitude that decided this step; None where none did
     plan: Any = None  # for `Sparsifier.exchange` and `Sparsifier.update`
     decision: Decision | None = None  # for the density's own state
+    healthy: bool = True  # False: all workers know already that some gradient is not finite; nothing was picked
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Sent:
     values: Tensor  # the mean over workers at these positions
     counts: list[int]  # how many positions each worker picked
     finite: bool  # False: some worker's gradient, or a sum, was not finite
+    beside: Tensor | None = None  # on the host: what the sparsifier wanted to know of `indices`
 
     @property
     def union(self) -> int:

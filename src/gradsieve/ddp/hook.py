@@ -1,6 +1,6 @@
 """The communication hook: DDP calls it bucket by bucket, as gradients become ready.
 
-Each bucket is added to the residual at once, which overlaps with the rest of the backward pass. When the last one
+Each bucket is added to the residual at once, on a side stream, which overlaps with the rest of the backward pass. When the last one
 is in, one exchange for the whole model follows, updates are written into the buckets in place, and the
 futures of all buckets complete.
 """
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradsieve import ops
 from gradsieve._check import BadType
 from gradsieve.comm.exchange import sparse_sum
 from gradsieve.comm.traffic import Ledger, metered
@@ -23,6 +24,7 @@ from gradsieve.reports import StepReport
 from gradsieve.state.replicas import check_replicas
 from gradsieve.totals import Totals
 from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds.streams import SideStream
 from gradsieve.worlds.waiting import during
 
 
@@ -49,6 +51,7 @@ class BucketHook:
         self._buckets: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
         self._places: list[Place] = []
         self._beside = Ledger()  # this step's traffic outside the reducer
+        self._side = SideStream(next(iter(parameters.values())).device)  # beside the backward pass
 
     def on_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         if not isinstance(bucket, dist.GradBucket):  # type: ignore[attr-defined]
@@ -56,11 +59,19 @@ class BucketHook:
                 "the hook must be called by DDP's own reducer, got a call of torch._dynamo's python_reducer: "
                 'set torch._dynamo.config.optimize_ddp to "ddp_optimizer"'
             )
+        buffer = bucket.buffer()
+        # A future of a device's values completes with an event on the stream on which they are set.
+        devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type in ("cuda", "xpu") else []
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        with self._side.behind(self._side.mark()):
+            self._take(bucket, buffer, future)
+        if bucket.is_last():
+            self._side.join()
+        return future
+
+    def _take(self, bucket: Any, buffer: Tensor, future: "torch.futures.Future[Tensor]") -> None:
         if bucket.index() == 0:
             self._begin()
-        buffer = bucket.buffer()
-        devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type == "cuda" else []
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         try:
             if buffer.is_sparse:
                 buffer = self._mean_of_sparse(buffer)
@@ -73,7 +84,6 @@ class BucketHook:
         except BaseException:
             self._drop()
             raise
-        return future
 
     def drop_unfinished(self, *called_with: Any) -> None:
         """Forget a backward pass that raised an error before all gradients were ready."""
@@ -85,6 +95,7 @@ class BucketHook:
         self.world.run([check_replicas(self.parameters, self.reducer.step)])
 
     def _drop(self) -> None:
+        self._side.join()
         self.reducer.abandon()
         self._buckets, self._places = [], []
 
@@ -98,13 +109,21 @@ class BucketHook:
         self.reducer.begin()
 
     def _add(self, bucket: Any, buffer: Tensor) -> None:
-        for place in self.layout.places(bucket.parameters(), len(self._buckets)):
-            piece = place.within(buffer)
+        places = self.layout.places(bucket.parameters(), len(self._buckets))
+        pieces = [place.within(buffer) for place in places]
+        for place, piece, unused in zip(places, pieces, self._unused(pieces), strict=True):
             # The bucket keeps the old residual until the update is written: a copy only where it is too narrow.
             wide = piece.element_size() >= torch.float32.itemsize
             before = piece if wide else torch.empty_like(piece, dtype=torch.float32)
-            self.reducer.add(piece, place.start, before, hold_back=self.layout.apart and not piece.any())
+            self.reducer.add(piece, place.start, before, hold_back=unused)
             self._places.append(place)
+
+    def _unused(self, pieces: list[Tensor]) -> list[bool]:
+        """Which parameters took no part in the backward pass, if that can be: their gradients are all zero."""
+        if not self.layout.apart or not pieces:
+            return [False] * len(pieces)
+        used = ops.read(torch.stack([piece.any() for piece in pieces]))[0]
+        return [not each for each in used.tolist()]
 
     def _mean_of_sparse(self, buffer: Tensor) -> Tensor:
         """Gradients of sparse embeddings are few rows already: summed exactly, outside the sieve."""

@@ -66,8 +66,7 @@ class Layout:
             which = torch.searchsorted(starts, sent.indices, right=True) - 1
             targets, owners = sent.indices + shifts[which], owners[which]
             for number, buffer in dense.items():
-                mine = owners == number
-                ops.scatter_update_(buffer, targets[mine], sent.values[mine])
+                ops.scatter_update_(buffer, targets.where(owners == number, -1), sent.values)
 
     def _tables(self, places: list[Place], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Start, shift and bucket of each part, in the arena's order; known until DDP rebuilds buckets."""

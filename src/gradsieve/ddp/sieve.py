@@ -90,12 +90,13 @@ def sparsify(
             raise BadInput(f"join must be False for a model of fully_shard: {NO_REGROUP}")
         return Sieve(fsdp.attach(inner, make, process_group, limit, scaler=scaler, check_every=check_every))
     model = checked(inner)
-    world = ProcessGroupWorld(fsdp.group_of(process_group) or model.process_group, limit)
     parameters = dense_parameters(model)
+    device = next(iter(parameters.values())).device
+    world = ProcessGroupWorld(fsdp.group_of(process_group) or model.process_group, limit, device=device)
     reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels_of(parameters))
     layout = layout_of(model)
     limit_of_values = min(largest(parameter.dtype) for parameter in parameters.values())
-    reducer.open(layout.n, next(iter(parameters.values())).device, limit_of_values)
+    reducer.open(layout.n, device, limit_of_values)
     momentum = getattr(reducer.method.feedback, "momentum", 0.0)
     watch_first_step(parameters.values(), momentum=momentum, scaled=scaler is not None)
     sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
@@ -140,7 +141,7 @@ class Sieve:
             if labels != self.reducer.labels:
                 raise BadInput(f"ddp_model must have the same parameters as before, got {list(labels.values())}")
             process_group = process_group or model.process_group
-        world = ProcessGroupWorld(process_group, self.world.timeout)
+        world = ProcessGroupWorld(process_group, self.world.timeout, device=self.world.device)
         self.world.close()
         self.world = hook.world = world
         if model is not None:
@@ -212,8 +213,9 @@ class Sieve:
                 its own below `folder`, and keeps its own `extra`. The number of ranks must stay the same.
         """
         self.world.watch.together("save")
-        state, labels = self.state_dict(), self.reducer.labels
-        self.world.run([checkpoint.save(Path(folder) / self.hook.part, state, labels, extra, shared=shared)])
+        state, kept = ops.on_host(self.state_dict()), ops.on_host(extra)
+        place = Path(folder) / self.hook.part
+        self.world.run([checkpoint.save(place, state, self.reducer.labels, kept, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.

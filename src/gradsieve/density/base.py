@@ -40,7 +40,7 @@ class Quota(Protocol):
         """A magnitude that histograms must reach down to; infinite where there is none."""
 
     @property
-    def energy(self) -> float | None:
+    def energy(self) -> Tensor | None:
         """What `decide` needs the mean over workers of: this worker's squared gradient norm; or None."""
 
     def notice(self, grad: Tensor) -> None:
@@ -65,7 +65,7 @@ class Exactly:
         return math.inf
 
     @property
-    def energy(self) -> float | None:
+    def energy(self) -> Tensor | None:
         return None
 
     def notice(self, grad: Tensor) -> None:

@@ -113,11 +113,11 @@ class BudgetQuota:
         return self._risen if self.early and self.state.surges else math.inf
 
     @property
-    def energy(self) -> float | None:
+    def energy(self) -> Tensor | None:
         if not self.early:
             return None
-        energy = float(torch.stack(self._norms).double().square().sum()) if self._norms else 0.0
-        return 0.0 if math.isnan(energy) else min(energy, _LARGEST)  # not a number: the step will be skipped
+        energy = torch.stack(self._norms).double().square().sum() if self._norms else torch.zeros(())
+        return energy.nan_to_num(0.0).clamp(max=_LARGEST).float()  # not a number: the step will be skipped
 
     def notice(self, grad: Tensor) -> None:
         if self.early:

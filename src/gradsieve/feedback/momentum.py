@@ -88,6 +88,6 @@ def clipped(grad: Tensor, most: float) -> Tensor:
     """A gradient whose norm is at most `most`."""
     if most == math.inf:
         return grad
-    norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))
-    factor = most / (norm or math.inf)
-    return grad * factor if 0 < factor < 1 else grad
+    norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
+    factor = torch.where(norm > 0, most / norm, 1.0).clamp(max=1.0)
+    return grad * torch.where(factor > 0, factor, 1.0).to(grad.dtype)

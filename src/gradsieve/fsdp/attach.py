@@ -38,7 +38,8 @@ def attach(
         )
     parameters = _parameters(model)
     mesh: Any = next(iter(parameters.values())).device_mesh
-    world = ProcessGroupWorld(group_of(process_group), timeout)
+    device = local(next(iter(parameters.values()))).device
+    world = ProcessGroupWorld(group_of(process_group), timeout, device=device)
     place = f"shard {mesh.get_local_rank()} of {mesh.size()}"
     labels = {"shard": place} | {
         f"parameter {number}": describe(name, parameter)

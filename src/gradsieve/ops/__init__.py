@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradsieve._check import BadInput, BadType
 from gradsieve.ops import on_cpu, on_gpu, reference
+from gradsieve.ops.host import on_host, read, send
 from gradsieve.ops.on_cpu import warm_up
 from gradsieve.ops.reference import drift
 from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
@@ -29,11 +30,14 @@ __all__ = [
     "gather_clear_",
     "gather_pieces",
     "log_histogram",
+    "on_host",
     "pack_sorted",
     "packed_bytes",
+    "read",
     "scatter_pieces_",
     "scatter_update_",
     "select_above",
+    "send",
     "unpack_sorted",
     "warm_up",
 ]
@@ -43,8 +47,12 @@ GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _REGISTERED = (reference, on_cpu, on_gpu)  # importing them did it
 
 
-def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None = None) -> Tensor:
+def select_above(
+    x: Tensor, threshold: float, start: int = 0, stop: int | None = None, count: int | None = None
+) -> Tensor:
     """Sorted int64 positions in `x` of all `|x[i]| >= threshold` with `start <= i < stop`; a NaN never is one.
+
+    `count` is how many there are, where that is known: then the host need not wait for a device to learn it.
 
     >>> select_above(torch.tensor([1.0, -3.0, 2.0, float("nan")]), 2.0)
     tensor([1, 2])
@@ -52,7 +60,8 @@ def select_above(x: Tensor, threshold: float, start: int = 0, stop: int | None =
     stop = x.numel() if stop is None else stop
     _check_vector("x", x, GRAD_DTYPES)
     _check_range(x, start, stop)
-    indices: Tensor = torch.ops.gradsieve.select_above(x, threshold, start, stop)
+    count = count if start < stop else 0
+    indices: Tensor = torch.ops.gradsieve.select_above(x, threshold, start, stop, count)
     return indices
 
 
@@ -112,16 +121,17 @@ def drift_select(
     *,
     second: Sequence[Tensor] = (),
     counts: Tensor | None = None,
-) -> tuple[Tensor, Tensor, int]:
+    count: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """What `select_above` finds in the drift of weights that lie in pieces, in one pass; that vector is not made.
 
-    Returns the positions, the drift at them, and the first position whose drift is not finite, or -1; such a drift
-    counts as zero. `second`, where given, are second moments of gradients, a piece each, empty where there is none
+    Returns the positions, the drift at them, and the first position whose drift is not finite, or -1, as a tensor;
+    such a drift counts as zero. `count` is as for `select_above`. `second`, where given, are second moments of gradients, a piece each, empty where there is none
     yet: then all of this is about the drift times their fourth root. `counts`, of `BINS` int64, is increased by its
     `log_histogram`.
 
     >>> drift_select(torch.tensor([1.0, 2.0, 3.0]), [torch.tensor([1.0]), torch.tensor([4.0, 2.5])], 0.5)
-    (tensor([1, 2]), tensor([-2.0000,  0.5000]), -1)
+    (tensor([1, 2]), tensor([-2.0000,  0.5000]), tensor(-1))
     """
     stop = shared.numel() if stop is None else stop
     _check_vector("shared", shared, (torch.float32, torch.float64))
@@ -134,10 +144,10 @@ def drift_select(
         sizes, found = [*map(Tensor.numel, weights)], [*map(Tensor.numel, second)]
         if len(found) != len(sizes) or any(size not in (0, w) for size, w in zip(found, sizes, strict=True)):
             raise BadInput(f"second must have weights' sizes {sizes} or 0, got {found}")
-    positions, values, bad = torch.ops.gradsieve.drift_select(
-        shared, weights, threshold, start, stop, second=second, counts=counts
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.gradsieve.drift_select(
+        shared, weights, threshold, start, stop, second=second, counts=counts, count=count
     )
-    return positions, values, int(bad)
+    return result
 
 
 def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
@@ -176,10 +186,11 @@ def bin_of(magnitude: float) -> int:
         return int(np.float32(magnitude).view(np.int32)) >> BIN_SHIFT
 
 
-def all_finite(x: Tensor) -> bool:
-    """Whether no element is NaN or infinite."""
+def all_finite(x: Tensor) -> Tensor:
+    """Whether no element is NaN or infinite, as a tensor: see `read`."""
     _check_vector("x", x, GRAD_DTYPES)
-    return bool(torch.ops.gradsieve.all_finite(x))
+    finite: Tensor = torch.ops.gradsieve.all_finite(x)
+    return finite
 
 
 def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
@@ -190,7 +201,7 @@ def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Set `out` to zero but for `out[indices] = values`."""
+    """Set `out` to zero but for `out[indices] = values`; negative indices are skipped."""
     _check_vector("out", out, GRAD_DTYPES)
     if indices.shape != values.shape:
         raise BadInput(f"values must have indices' shape {tuple(indices.shape)}, got {tuple(values.shape)}")
@@ -227,7 +238,7 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
 
 def _check_positions(name: str, x: Tensor, start: int, stop: int) -> None:
     _check_vector(name, x, (torch.int64,))
-    if len(x) and not (start <= int(x[0]) and int(x[-1]) < stop and bool((x[1:] > x[:-1]).all())):
+    if x.is_cpu and len(x) and not (start <= int(x[0]) and int(x[-1]) < stop and bool((x[1:] > x[:-1]).all())):
         raise BadInput(f"{name} must rise from {start} at least to below {stop}, got others")
 
 

@@ -159,9 +159,10 @@ def _scatter(out: Array, indices: Array, values: Array) -> bool:
         out[j] = 0  # compiled to a call of memset, which takes less than half the time of `out.zero_()`
     for j in range(indices.size):
         i = indices[j]
-        if i < 0 or i >= out.size:
+        if i >= out.size:
             return False
-        out[i] = values[j]
+        if i >= 0:
+            out[i] = values[j]
     return True
 
 
@@ -206,7 +207,7 @@ def chunks(start: int, stop: int) -> Iterator[slice]:
         yield slice(first, min(first + CHUNK, stop))
 
 
-def select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
+def select_above(x: Tensor, threshold: float, start: int, stop: int, count: int | None = None) -> Tensor:
     if x.dtype != torch.float32:
         parts = [reference.select_above(x, threshold, part.start, part.stop) for part in chunks(start, stop)]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
@@ -268,7 +269,7 @@ def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     if out.dtype != torch.float32:
         return reference.scatter_update_(out, indices, values)
     if not _scatter(as_array(out), as_array(indices), as_array(values)):
-        raise IndexError(f"indices must be in [0, {out.numel()}), got {_outside(indices, out)}")
+        raise IndexError(f"indices must be below {out.numel()}, got {int(indices.max())}")
     return None
 
 

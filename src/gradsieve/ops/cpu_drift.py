@@ -88,6 +88,7 @@ def drift_select(
     *,
     second: Sequence[Tensor],
     counts: Tensor | None = None,
+    count: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = _Drifted(stop - start, threshold, counts)
     if shared.dtype == torch.float32 and plain(weights) and plain(second):

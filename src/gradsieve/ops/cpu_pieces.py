@@ -1,7 +1,7 @@
 """A vector in pieces on CPUs: one call for all of them, however many parameters a model has."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,8 +12,8 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from torch import Tensor
 
-from gradsieve.ops import reference
 from gradsieve.ops.cpu import Array, as_array, kernel
+from gradsieve.ops.schema import wide_type
 
 
 def _pointer_code(typing_context: Any, address: Any) -> tuple[Any, Any]:
@@ -49,6 +49,15 @@ def plain(pieces: Sequence[Tensor]) -> bool:
     return all(piece.dtype == torch.float32 for piece in pieces)
 
 
+def _inside(pieces: Sequence[Tensor], positions: Tensor) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Each piece that rising positions reach: itself, where in it, and which of the positions these are."""
+    starts = torch.from_numpy(edges(pieces))
+    cuts = torch.searchsorted(positions, starts).tolist()
+    for piece, start, first, behind in zip(pieces, starts.tolist(), cuts, cuts[1:], strict=False):
+        if first < behind:
+            yield piece, positions[first:behind] - start, slice(first, behind)
+
+
 @kernel
 def _gather(starts: Array, borders: Array, positions: Array, values: Array) -> None:
     place = 0
@@ -73,7 +82,10 @@ def _scatter(starts: Array, borders: Array, positions: Array, values: Array) -> 
 
 def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
     if not plain(pieces):
-        return reference.gather_pieces(pieces, positions)
+        found = torch.empty(positions.shape, dtype=wide_type(pieces))
+        for piece, where, among in _inside(pieces, positions):
+            found[among] = piece[where].to(found.dtype)
+        return found
     values = torch.empty(len(positions), dtype=torch.float32)
     _gather(addresses(pieces), edges(pieces), as_array(positions), as_array(values))
     return values
@@ -81,7 +93,8 @@ def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
 
 def scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor) -> None:
     if not plain(pieces):
-        reference.scatter_pieces_(pieces, positions, values)
+        for piece, where, among in _inside(pieces, positions):
+            piece[where] = values[among].to(piece.dtype)
     else:
         _scatter(addresses(pieces), edges(pieces), as_array(positions), as_array(values.float()))
 

@@ -1,7 +1,6 @@
 """Every kernel in plain torch: what it means, and what the fast ones are tested against."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -9,8 +8,13 @@ from torch import Tensor
 from gradsieve.ops.schema import BIN_SHIFT, BINS, LIBRARY, low_bits, packed_parts, wide_type
 
 
-def select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
-    return torch.where(x[start:stop].abs() >= threshold)[0] + start
+def select_above(x: Tensor, threshold: float, start: int, stop: int, count: int | None = None) -> Tensor:
+    return _true(x[start:stop].abs() >= threshold, count) + start
+
+
+def _true(mask: Tensor, count: int | None) -> Tensor:
+    """Where a mask is true, in `count` places; if that is not known, the host waits for a device to learn it."""
+    return torch.where(mask)[0] if count is None else torch.nonzero_static(mask, size=count).flatten()
 
 
 def accumulate_select_(
@@ -29,12 +33,13 @@ def accumulate_select_(
         backup.copy_(before)
     if finite is not None:
         finite.logical_and_(residual.isfinite().all())
-    return select_above(residual, threshold, start, stop)
+    return select_above(residual, threshold, start, stop, None if start < stop else 0)
 
 
 def log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
-    magnitudes = x[start:stop].view(torch.int32).bitwise_and(0x7FFFFFFF)
-    return torch.bincount(magnitudes >> BIN_SHIFT, minlength=BINS)
+    bins = (x[start:stop].view(torch.int32).bitwise_and(0x7FFFFFFF) >> BIN_SHIFT).long()
+    # Not `bincount`, which makes the host wait to learn the largest.
+    return torch.zeros(BINS, dtype=torch.int64, device=x.device).scatter_add_(0, bins, torch.ones_like(bins))
 
 
 def drift(shared: Tensor, weights: Tensor) -> Tensor:
@@ -52,6 +57,7 @@ def drift_select(
     *,
     second: Sequence[Tensor],
     counts: Tensor | None = None,
+    count: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found = torch.cat([drift(*pair) for pair in zip(shared.split(list(map(len, weights))), weights, strict=True)])
     found = found[start:stop]
@@ -59,34 +65,41 @@ def drift_select(
         pairs = zip(second, weights, strict=True)
         moments = [each if len(each) else torch.zeros_like(piece) for each, piece in pairs]
         found = found * torch.cat([each.float() for each in moments])[start:stop].sqrt().sqrt()
-    bad = torch.where(~found.isfinite())[0]
-    first = bad[0] + start if len(bad) else bad.new_full((), -1)
-    found[bad] = 0
+    places = torch.arange(start, stop, device=found.device)
+    behind = places.new_full((1,), stop)  # stands for "none", as no position is there
+    first = torch.cat([places.where(~found.isfinite(), stop), behind]).min()
+    found = found.where(found.isfinite(), 0)
     if counts is not None:
         counts += log_histogram(found, 0, len(found))
-    positions = select_above(found, threshold, 0, len(found))
-    return positions + start, found[positions], first
-
-
-def inside(pieces: Sequence[Tensor], positions: Tensor) -> Iterator[tuple[Tensor, Tensor, slice]]:
-    """Each piece that rising positions reach: itself, where in it, and which of the positions these are."""
-    starts = [0, *accumulate(map(Tensor.numel, pieces))]
-    edges = torch.searchsorted(positions, torch.tensor(starts, device=positions.device)).tolist()
-    for piece, start, first, behind in zip(pieces, starts, edges, edges[1:], strict=False):
-        if first < behind:
-            yield piece, positions[first:behind] - start, slice(first, behind)
+    positions = select_above(found, threshold, 0, len(found), count)
+    return positions + start, found[positions], first.where(first < stop, -1)
 
 
 def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
-    values = positions.new_empty(positions.shape, dtype=wide_type(pieces))
-    for piece, where, among in inside(pieces, positions):
-        values[among] = piece[where].to(values.dtype)
+    values = positions.new_zeros(positions.shape, dtype=wide_type(pieces))
+    for piece, inside, places in _among(pieces, positions):
+        values = torch.where(inside, piece[places].to(values.dtype), values)
     return values
 
 
 def scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor) -> None:
-    for piece, where, among in inside(pieces, positions):
-        piece[where] = values[among].to(piece.dtype)
+    if not len(positions):
+        return
+    for piece, inside, places in _among(pieces, positions):
+        # Positions in other pieces write what is written at one position anyway: nothing has to be left out, which
+        # would make the host wait to learn how many there are.
+        one = inside.int().argmax(keepdim=True)
+        written = torch.where(inside, values.to(piece.dtype), piece[places])
+        piece[torch.where(inside, places, places[one])] = torch.where(inside, written, written[one])
+
+
+def _among(pieces: Sequence[Tensor], positions: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each piece that is not empty: itself, which positions are in it, and where in it all would be, cut off."""
+    stop = 0
+    for piece in pieces:
+        start, stop = stop, stop + len(piece)
+        if len(piece):
+            yield piece, (positions >= start) & (positions < stop), (positions - start).clamp(0, len(piece) - 1)
 
 
 def all_finite(x: Tensor) -> Tensor:
@@ -101,7 +114,9 @@ def gather_clear_(x: Tensor, indices: Tensor) -> Tensor:
 
 def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     out.zero_()
-    out[indices] = values.to(out.dtype)
+    used = indices >= 0
+    if len(out):  # positions do not repeat, so sums are single values; what is skipped adds a zero to the first
+        out.index_add_(0, indices.clamp(min=0), values.to(out.dtype).where(used, 0))
 
 
 def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
@@ -119,7 +134,7 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
     low_bytes, _ = packed_parts(count, stop - start)
     every = ((packed.long()[:, None] >> _range(8, packed)) & 1).flatten()
     low = (every[: count * bits].view(count, bits) << _range(bits, packed)).sum(1)
-    high = torch.where(every[low_bytes * 8 :])[0] - _range(count, packed)
+    high = _true(every[low_bytes * 8 :], count) - _range(count, packed)
     return start + low + (high << bits)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 LIBRARY = torch.library.Library("gradsieve", "DEF")
 
 SCHEMAS = {
-    "select_above": "(Tensor x, float threshold, int start, int stop) -> Tensor",
+    "select_above": "(Tensor x, float threshold, int start, int stop, int? count=None) -> Tensor",
     "accumulate_select_": (
         "(Tensor(a!) residual, Tensor grad, float threshold, int start, int stop, *, "
         "Tensor(b!)? backup=None, Tensor(c!)? finite=None) -> Tensor"
@@ -21,7 +21,7 @@ SCHEMAS = {
     "log_histogram": "(Tensor x, int start, int stop) -> Tensor",
     "drift_select": (
         "(Tensor shared, Tensor[] weights, float threshold, int start, int stop, *, Tensor[] second, "
-        "Tensor(a!)? counts=None) -> (Tensor, Tensor, Tensor)"
+        "Tensor(a!)? counts=None, int? count=None) -> (Tensor, Tensor, Tensor)"
     ),
     "gather_pieces": "(Tensor[] pieces, Tensor positions) -> Tensor",
     "scatter_pieces_": "(Tensor(a!)[] pieces, Tensor positions, Tensor values) -> ()",
@@ -65,8 +65,13 @@ def packed_bytes(count: int, size: int) -> int:
     return sum(packed_parts(count, size))
 
 
-def _fake_select_above(x: Tensor, threshold: float, start: int, stop: int) -> Tensor:
-    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+def _fake_select_above(x: Tensor, threshold: float, start: int, stop: int, count: int | None = None) -> Tensor:
+    return x.new_empty(_size(count), dtype=torch.int64)
+
+
+def _size(count: int | None) -> Any:
+    """Of what is found: known beforehand, or only when it was looked for."""
+    return torch.library.get_ctx().new_dynamic_size() if count is None else count
 
 
 def _fake_accumulate_select_(
@@ -95,8 +100,9 @@ def _fake_drift_select(
     *,
     second: Sequence[Tensor],
     counts: Tensor | None = None,
+    count: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = torch.library.get_ctx().new_dynamic_size()
+    found = _size(count)
     positions = shared.new_empty(found, dtype=torch.int64)
     return positions, shared.new_empty(found, dtype=torch.float32), shared.new_empty((), dtype=torch.int64)
 

@@ -79,9 +79,10 @@ def share(
         if fused or len(optimizers) > 1:
             kind = "a fused optimizer" if fused else "several optimizers"
             raise BadInput(f"dense_steps must be 0 with a scaler and {kind}, got {dense_steps}")
-    world = ProcessGroupWorld(process_group, limit)
+    parameters = shared_parameters(model, optimizers)
+    world = ProcessGroupWorld(process_group, limit, device=next(iter(parameters.values())).device)
     replica = Replica(
-        shared_parameters(model, optimizers),
+        parameters,
         sparsifier,
         _schedule(density, delay),
         rank=world.rank,

@@ -1,4 +1,4 @@
-"""Work beside the training loop: one thread, one task at a time."""
+"""Work beside the training loop: one thread and one stream, one task at a time."""
 
 import atexit
 import queue
@@ -6,6 +6,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from gradsieve.worlds.streams import SideStream
 
 T = TypeVar("T")
 
@@ -15,14 +17,16 @@ _PATIENCE = 5.0  # seconds that the end of a process waits for a task whose peer
 class Task(Generic[T]):
     """A task under way. `result` waits for it, and raises what it raised."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], T], stream: SideStream) -> None:
+        self._work, self._stream = work, stream
+        self._before = stream.mark()  # what the task may use: it was computed by now, or will be
         self._done = threading.Event()
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._result = self._work()
+            with self._stream.behind(self._before):
+                self._result = self._work()
         except BaseException as error:
             self._error = error
         finally:
@@ -34,6 +38,7 @@ class Task(Generic[T]):
 
     def result(self) -> T:
         self._done.wait()
+        self._stream.join()
         if self._error is not None:
             raise self._error
         return self._result
@@ -42,7 +47,8 @@ class Task(Generic[T]):
 class Background(Generic[T]):
     """A thread that runs tasks in order. It ends with its owner, and never keeps a process alive for long."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stream: SideStream) -> None:
+        self._stream = stream
         self._tasks: queue.SimpleQueue[Task[T] | None] = queue.SimpleQueue()
         self._last: list[Task[T]] = []
         threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True).start()
@@ -51,7 +57,7 @@ class Background(Generic[T]):
         atexit.register(self._end)
 
     def submit(self, work: Callable[[], T]) -> Task[T]:
-        task = Task(work)
+        task = Task(work, self._stream)
         self._last[:] = [task]
         self._tasks.put(task)
         return task

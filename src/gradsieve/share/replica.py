@@ -1,6 +1,5 @@
 """One worker's replica: its weights, what was agreed on, and its part in every round."""
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -143,7 +142,7 @@ class Replica:
         if isinstance(found, Agreed) and isinstance(found.where, Tensor) and found.selection is not None:
             threshold = found.selection.threshold
             drift = (self.weights.shared[found.where] - found.mean).float()
-            sent = Sent(found.where, drift, found.counts, True)
+            sent = Sent(found.where, drift, found.counts, True, found.beside)
             self.state = self.sparsifier.update(self.state, found.selection, sent, step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
@@ -204,7 +203,7 @@ class Replica:
             clock,
             threshold=threshold,
             round=self.rounds,
-            spread=_spread(found) if isinstance(found, Agreed) else None,
+            spread=found.spread if isinstance(found, Agreed) else None,
             why=self.schedule.why if isinstance(self.schedule, AutoDensity) else "",
         )
 
@@ -287,13 +286,11 @@ class Replica:
             return None
         self._made = ShareReport(**state["report"])
         whole = len(state["where"]) == 0 and len(state["mean"]) == self.weights.n
-        return Agreed(self.weights.all if whole else state["where"], *(state[name] for name in _PENDING))
+        here = {name: state[name] for name in ("where", *_PENDING)}
+        for name in ("where", "mean", "target", "own"):
+            here[name] = here[name].to(self.weights.shared.device)
+        return Agreed(self.weights.all if whole else here["where"], *(here[name] for name in _PENDING))
 
     def agreed(self) -> AbstractContextManager[None]:
         """Within it the parameters hold the agreed weights. One worker agrees with itself."""
         return nullcontext() if self.world_size == 1 else self.weights.agreed()
-
-
-def _spread(agreed: Agreed) -> float:
-    size = vector_norm(agreed.mean)
-    return vector_norm(agreed.own - agreed.mean) / size if size else math.nan

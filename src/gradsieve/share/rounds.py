@@ -13,12 +13,13 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.comm.collectives import Program, all_gather, all_reduce
-from gradsieve.comm.exchange import even_shares, gather_picks
+from gradsieve.comm.exchange import even_shares, gather_picks, health_flag
 from gradsieve.comm.rounded import rounded_sum
 from gradsieve.comm.step import Selection, Step
 from gradsieve.share.average import CHUNK
 from gradsieve.share.weights import Drift, Weights, Where
 from gradsieve.sparsifiers import Sparsifier
+from gradsieve.sparsifiers.base import hits_in
 from gradsieve.sparsifiers.dense import Dense
 from gradsieve.sparsifiers.exdyna import Exclusive
 from gradsieve.states import State
@@ -34,6 +35,8 @@ class Agreed:
     own: Tensor  # what they were when the round was made
     counts: list[int]  # how many positions each worker picked
     selection: Selection | None = None  # None: everything, or a round that was loaded
+    spread: float | None = None  # how far `own` is from `mean`, relative to it
+    beside: Tensor | None = None  # what the sparsifier wanted to know of `where`, on the host
 
     @property
     def union(self) -> int:
@@ -74,69 +77,83 @@ def _exclusive(
 ) -> Program[Agreed | NotFinite]:
     spans = sparsifier.spans(state, step)
     look = Drift(weights, spans[step.rank], second)
-    hits = look.above(sparsifier.window(state, step).threshold)
+    hits = look.hits(sparsifier.window(state, step).threshold)
     selection = yield from sparsifier.select_in(state, look, hits, step)
     parts = yield from gather_picks(selection, step)
     # Spans follow each other in another order than ranks: so all positions rise without being sorted.
     where = torch.cat([parts[rank] for rank in sorted(range(step.world_size), key=lambda rank: spans[rank])])
-    found = yield from _average(weights, where, [len(part) for part in parts], look.bad, step)
-    return replace(found, selection=selection) if isinstance(found, Agreed) else found
+    found = yield from _average(weights, where, [len(part) for part in parts], look.bad < 0, step)
+    about = sparsifier.about(step)
+    beside = [] if about is None else [about(where)]
+    agreed = yield from _checked([found], weights, slice(*spans[step.rank]), step, *beside)
+    return replace(found.agreed, selection=selection, **agreed) if isinstance(agreed, dict) else agreed
 
 
 def _whole(weights: Weights, sparsifier: Sparsifier[Any], state: State, step: Step) -> Program[Agreed | NotFinite]:
     """For sparsifiers that look at the whole vector: this needs room for it."""
     drift = weights.drift(weights.all, weights.read(weights.all))
-    bad = _first_bad(drift, weights.all)
-    step = replace(step, healthy=bad < 0)
+    step = replace(step, healthy=ops.all_finite(drift))
     drift.nan_to_num_(0.0, 0.0, 0.0)
-    hits = ops.select_above(drift, *sparsifier.window(state, step))
+    hits = hits_in(drift, sparsifier.window(state, step), needed=sparsifier.NEEDS_HITS)
     selection = yield from sparsifier.select(state, drift, hits, step)
     sent = yield from sparsifier.exchange(drift, selection, step)
     if not sent.finite:
-        return (yield from _say_where(bad, weights, step))
+        return (yield from _say_where([weights.all], weights, step))
     assert sent.indices is not None
     where, order = sent.indices.sort()
     own = weights.read(where)
     agreed = _agree(weights, where, own, sent.values[order], drift[where], sent.counts, step)
-    return replace(agreed, selection=selection)
+    return replace(agreed, selection=selection, spread=_spread(*ops.read(_norms(agreed))))
 
 
 def _everything(weights: Weights, step: Step) -> Program[Agreed | NotFinite]:
-    found: list[Agreed] = []
+    found: list[_Outcome] = []
+    healthy = weights.shared.new_ones((), dtype=torch.bool)
     for start in range(0, weights.n, CHUNK):
         part = slice(start, min(start + CHUNK, weights.n))
-        outcome = yield from _average(weights, part, [], -1, step)
-        if isinstance(outcome, NotFinite):
-            return outcome
-        found.append(outcome)
-    mean, target, own = (torch.cat([getattr(each, name) for each in found]) for name in ("mean", "target", "own"))
-    return Agreed(weights.all, mean, target, own, even_shares(weights.n, step.world_size))
+        found.append((yield from _average(weights, part, [], healthy, step)))
+    agreed = yield from _checked(found, weights, weights.all, step)
+    if not isinstance(agreed, dict):
+        return agreed
+    parts = [each.agreed for each in found]
+    mean, target, own = (torch.cat([getattr(each, name) for each in parts]) for name in ("mean", "target", "own"))
+    return Agreed(weights.all, mean, target, own, even_shares(weights.n, step.world_size), **agreed)
 
 
-def _average(
-    weights: Weights, where: Where, counts: list[int], bad: int, step: Step
-) -> Program[Agreed | NotFinite]:
-    """Agree on the mean there. `bad` is a position of this worker that is known not to be finite."""
+@dataclass(frozen=True)
+class _Outcome:
+    """A mean that counts if it is finite; nothing of this was read."""
+
+    agreed: Agreed
+    finite: Tensor
+
+
+def _average(weights: Weights, where: Where, counts: list[int], healthy: Tensor, step: Step) -> Program[_Outcome]:
+    """Agree on the mean there; `healthy` is whether all is finite that this worker has looked at before."""
     own = weights.read(where)
-    drift = weights.drift(where, own)
-    bad = bad if bad >= 0 else _first_bad(drift, where)
-    total, rest = yield from _sum(drift, bad >= 0, step)
-    if total is None:
-        return (yield from _say_where(bad, weights, step))
-    return _agree(weights, where, own, total / step.world_size, rest, counts, step)
+    total, rest = yield from _sum(weights.drift(where, own), healthy, step)
+    agreed = _agree(weights, where, own, total[:-1] / step.world_size, rest, counts, step)
+    return _Outcome(agreed, ops.all_finite(total))
 
 
-def _sum(drift: Tensor, bad: bool, step: Step) -> Program[tuple[Tensor | None, Tensor | None]]:
-    """The sum over workers, None if it is not finite; and what this worker's rounding left out, if it rounds."""
-    flag = drift.new_full((1,), math.nan if bad else 0.0)
-    values = torch.cat([drift.nan_to_num(0.0, 0.0, 0.0) if bad else drift, flag])
-    rest: Tensor | None = None
+def _sum(drift: Tensor, healthy: Tensor, step: Step) -> Program[tuple[Tensor, Tensor | None]]:
+    """The sum over workers, a health flag behind it; and what this worker's rounding left out, if it rounds."""
+    values = torch.cat([drift, health_flag(drift, replace(step, healthy=healthy))])
     if step.wire == torch.float32:
-        total = yield from all_reduce("values", values)
-    else:
-        total, error = yield from rounded_sum("values", values, step.wire, step.rank, step.world_size)
-        rest = error[:-1]
-    return (total[:-1], rest) if ops.all_finite(total) else (None, None)
+        return (yield from all_reduce("values", values)), None
+    total, error = yield from rounded_sum("values", values, step.wire, step.rank, step.world_size)
+    return total, error[:-1]
+
+
+def _checked(
+    found: list[_Outcome], weights: Weights, span: slice, step: Step, *beside: Tensor
+) -> Program[dict[str, Any] | NotFinite]:
+    """Read once whether means are finite, and all else that the host must know of a round."""
+    norms = torch.stack([_norms(each.agreed) for each in found]).sum(0)
+    finite, norms, *further = ops.read(torch.stack([each.finite for each in found]).all(), norms, *beside)
+    if finite:
+        return {"spread": _spread(norms), **({"beside": further[0]} if further else {})}
+    return (yield from _say_where([span, *(each.agreed.where for each in found)], weights, step))
 
 
 def _agree(
@@ -156,14 +173,27 @@ def _agree(
     return Agreed(where, mean, target if rest is None else target - rest, own, counts)
 
 
+def _norms(agreed: Agreed) -> Tensor:
+    """Squared norms: of the mean, and of how far this worker was from it."""
+    both = (agreed.mean, agreed.own - agreed.mean)
+    return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in both]).square()
+
+
+def _spread(norms: Tensor) -> float:
+    size, away = norms.sqrt().tolist()
+    return away / size if size else math.nan
+
+
+def _say_where(places: list[Where], weights: Weights, step: Step) -> Program[NotFinite]:
+    """The first position of each worker, among places that it has looked at, whose drift is not finite."""
+    found = [_first_bad(weights.drift(where, weights.read(where)), where) for where in places]
+    bad = next((position for position in found if position >= 0), -1)
+    rows = yield from all_gather("not finite", ops.send([bad], weights.shared), [1] * step.world_size)
+    return NotFinite(ops.read(torch.cat(rows))[0].tolist())
+
+
 def _first_bad(drift: Tensor, where: Where) -> int:
-    if ops.all_finite(drift):
+    bad = ops.read(torch.where(~drift.isfinite())[0][:1])[0].tolist()
+    if not bad:
         return -1
-    place = int(torch.where(~drift.isfinite())[0][0])
-    return where.start + place if isinstance(where, slice) else int(where[place])
-
-
-def _say_where(bad: int, weights: Weights, step: Step) -> Program[NotFinite]:
-    own = torch.tensor([bad], device=weights.shared.device)
-    rows = yield from all_gather("not finite", own, [1] * step.world_size)
-    return NotFinite([int(row) for row in rows])
+    return int(where.start + bad[0] if isinstance(where, slice) else ops.read(where[bad[0]])[0])

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradsieve import ops
 from gradsieve._check import BadInput
 from gradsieve.regrouping import Regrouped
 from gradsieve.share.average import average_
@@ -29,6 +30,7 @@ from gradsieve.state import checkpoint
 from gradsieve.state.replicas import check_replicas
 from gradsieve.totals import Totals
 from gradsieve.worlds import PeerLost, ProcessGroupWorld
+from gradsieve.worlds.streams import SideStream
 
 BUFFERS_EVERY = 50  # rounds after which all workers take rank 0's buffers, such as running statistics
 
@@ -59,7 +61,7 @@ class ShareSieve:
         background: Background[list[Outcome]] | None = None
         self._beside = world
         if delay:  # a group must not be used from two threads
-            background = Background("gradsieve-share")
+            background = Background("gradsieve-share", SideStream(replica.weights.shared.device))
             self._beside = world.again()
         self._background = background
         self._totals = Totals(replica.weights.n, world.size)
@@ -130,7 +132,7 @@ class ShareSieve:
         """
         with contextlib.suppress(PeerLost, RuntimeError):  # of the round that failed beside the last step
             self.driver.flush()
-        world = ProcessGroupWorld(process_group, self.world.timeout)
+        world = ProcessGroupWorld(process_group, self.world.timeout, device=self.world.device)
         for old in (self._beside, self.world):
             old.close()
         self.world = self._beside = world
@@ -180,7 +182,7 @@ class ShareSieve:
                 its own below `folder`. The number of ranks must stay the same.
         """
         self.world.watch.together("save")
-        state = {**self.state_dict(), "own": dict(extra or {})}
+        state = ops.on_host({**self.state_dict(), "own": dict(extra or {})})
         self.world.run([checkpoint.save(Path(folder), state, self.replica.labels, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One replica's weights as one vector that is never made: parameters stay where they are, beside `shared`."""
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve._check import BadInput, BadType
 from gradsieve.comm.step import Span
-from gradsieve.ops.reference import inside as cut_at
 
 Where: TypeAlias = Tensor | slice  # rising positions, or a part of the vector
 
@@ -42,6 +42,9 @@ class Weights:
         wide = any(parameter.dtype == torch.float64 for parameter in self.parameters.values())
         self.shared = torch.empty(self.n, dtype=torch.float64 if wide else torch.float32, device=first.device)
         self._alike = all(parameter.dtype == self.shared.dtype for parameter in self.parameters.values())
+        self._dtypes = list(dict.fromkeys(parameter.dtype for parameter in self.parameters.values()))
+        kinds = [self._dtypes.index(parameter.dtype) for parameter in self.parameters.values()]
+        self._kinds = torch.tensor(kinds, device=first.device)
         self.agree_()
 
     def agree_(self) -> None:
@@ -51,7 +54,7 @@ class Weights:
 
     def name_of(self, position: int) -> str:
         """The parameter that a position of the vector belongs to."""
-        return list(self.parameters)[int(torch.searchsorted(self._starts, position, right=True)) - 1]
+        return list(self.parameters)[bisect.bisect_right(self.starts, position) - 1]
 
     def by_name(self) -> dict[str, Tensor]:
         """The agreed weights of each parameter, flat."""
@@ -90,9 +93,14 @@ class Weights:
         """The values as weights there can hold them."""
         if self._alike:
             return values
-        result = torch.empty_like(values)
-        for piece, _, among in self._cut(where) if isinstance(where, slice) else cut_at(self.pieces, where):
-            result[among] = values[among].to(piece.dtype).to(result.dtype)
+        result = values.clone()
+        if isinstance(where, slice):
+            for piece, _, among in self._cut(where):
+                result[among] = values[among].to(piece.dtype).to(values.dtype)
+            return result
+        kinds = self._kinds[torch.searchsorted(self._starts, where, right=True) - 1]
+        for number, dtype in enumerate(self._dtypes):
+            result = torch.where(kinds == number, values.to(dtype).to(values.dtype), result)
         return result
 
     def _cut(self, where: slice) -> Iterator[tuple[Tensor, slice, slice]]:
@@ -128,16 +136,23 @@ class Drift:
     def __init__(
         self, weights: Weights, span: Span, second: Callable[[Tensor], Tensor | None] | None = None
     ) -> None:
-        self.weights, self.span, self.second, self.bad = weights, span, second, -1
-        self._positions, self._values = torch.empty(0, dtype=torch.int64), torch.empty(0)
+        self.weights, self.span, self.second = weights, span, second
+        self.bad = weights.shared.new_full((), -1, dtype=torch.int64)
+        self._positions, self._values = self.bad.new_empty(0), weights.shared.new_empty(0, dtype=torch.float32)
 
     def histogram(self) -> Tensor:
         counts = torch.zeros(ops.BINS, dtype=torch.int64, device=self.weights.shared.device)
-        self._find(math.inf, counts)
+        self._find(math.inf, counts, 0)
         return counts
 
-    def above(self, threshold: float) -> Tensor:
-        self._positions, self._values = self._find(threshold, None)
+    def hits(self, threshold: float) -> Tensor:
+        """As `above`, on a CPU. On other devices nothing: the host would wait to learn how many there are."""
+        if not self.weights.shared.is_cpu:
+            return self._positions
+        return self.above(threshold, None)
+
+    def above(self, threshold: float, count: int | None) -> Tensor:
+        self._positions, self._values = self._find(threshold, None, count)
         return self._positions
 
     def at(self, positions: Tensor) -> Tensor:
@@ -145,15 +160,15 @@ class Drift:
             return self._values
         return self._values[torch.searchsorted(self._positions, positions)]
 
-    def _find(self, threshold: float, counts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _find(self, threshold: float, counts: Tensor | None, count: int | None) -> tuple[Tensor, Tensor]:
         pieces, second = self.weights.pieces, []
         if self.second is not None:
             found = map(self.second, self.weights.parameters.values())
             second = [pieces[0].new_empty(0) if moment is None else flat(moment) for moment in found]
         positions, values, bad = ops.drift_select(
-            self.weights.shared, pieces, threshold, *self.span, second=second, counts=counts
+            self.weights.shared, pieces, threshold, *self.span, second=second, counts=counts, count=count
         )
-        self.bad = bad if self.bad < 0 else self.bad
+        self.bad = torch.where(self.bad < 0, bad, self.bad)
         return positions, values
 
 

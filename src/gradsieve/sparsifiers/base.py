@@ -55,6 +55,10 @@ class Sparsifier(ABC, Generic[S]):
 
     EXCLUSIVE: ClassVar[bool] = False  # picks of different workers never overlap
     SHOWS_MAGNITUDES: ClassVar[bool] = False  # it asks `step.quota` with a histogram, so budgets work with it
+    # Whether `select` must never see a value that is not finite. If it may, the host need not wait to learn that
+    # before: what is picked must only be in range, and `step.healthy` may still be a tensor.
+    NEEDS_FINITE: ClassVar[bool] = True
+    NEEDS_HITS: ClassVar[bool] = True  # whether `select` must have its hits, even where a device is waited for
 
     def init(self, shape: Shape) -> S:
         """The state before the first step."""
@@ -93,6 +97,11 @@ class Sparsifier(ABC, Generic[S]):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(own)}
 
 
+def hits_in(x: Tensor, window: Window, *, needed: bool) -> Tensor:
+    """What a vector has in a window; nothing if that is not needed and the host would wait to learn how much."""
+    return ops.select_above(x, *(window if needed or x.is_cpu else NOTHING))
+
+
 def select_from(acc: Tensor, threshold: float) -> Tensor:
     """The sorted positions of the magnitudes from a threshold on, but never of zeros."""
     return ops.select_above(acc, max(threshold, SMALLEST))
@@ -100,7 +109,7 @@ def select_from(acc: Tensor, threshold: float) -> Tensor:
 
 def vector_norm(x: Tensor) -> float:
     """The Euclidean norm, which float32 could not always hold."""
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    return float(ops.read(torch.linalg.vector_norm(x, dtype=torch.float64))[0])
 
 
 def largest(acc: Tensor, k: int) -> Tensor:

@@ -5,6 +5,7 @@ Training", NeurIPS 2020.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class CLTk(Sparsifier[State]):
 
     beta: of ScaleCom's low-pass filter (`gradsieve.LowPass`); 1 is plain error feedback.
     """
+
+    NEEDS_FINITE: ClassVar[bool] = False
 
     beta: float = 1.0
 

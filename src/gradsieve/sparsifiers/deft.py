@@ -12,10 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gradsieve import ops
 from gradsieve.comm import exchange
 from gradsieve.comm.collectives import Program, broadcast
 from gradsieve.comm.step import Selection, Sent, Step
-from gradsieve.sparsifiers.base import Sparsifier, largest, vector_norm
+from gradsieve.sparsifiers.base import Sparsifier, largest
 from gradsieve.states import State
 
 
@@ -35,9 +36,10 @@ class DEFT(Sparsifier[State]):
         leader = step.index % step.world_size
         if step.rank == leader:
             lengths = [stop - start for start, stop in pieces]
-            picks = share_out([vector_norm(acc[start:stop]) for start, stop in pieces], lengths, step.k)
-            plan = torch.tensor([picks, pack(lengths, picks, step.world_size)], device=acc.device)
-        picks, bins = (yield from broadcast("plan", plan, leader)).tolist()
+            norms = [torch.linalg.vector_norm(acc[start:stop], dtype=torch.float64) for start, stop in pieces]
+            picks = share_out(ops.read(torch.stack(norms))[0].tolist(), lengths, step.k)
+            plan = ops.send([picks, pack(lengths, picks, step.world_size)], acc)
+        picks, bins = ops.read((yield from broadcast("plan", plan, leader)))[0].tolist()
         mine = _bin_of(step.rank, step)
         totals = [sum(k for k, bin in zip(picks, bins, strict=True) if bin == b) for b in range(step.world_size)]
         found = [

@@ -1,6 +1,7 @@
 """Everything is sent: plain data-parallel training, and what every sparsifier becomes at density 1."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from gradsieve.states import State
 @dataclass(frozen=True)
 class Dense(Sparsifier[State]):
     """`update = mean_r acc_r`; the residual is always zero."""
+
+    NEEDS_FINITE: ClassVar[bool] = False
 
     def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         return immediately(Selection(hits))  # nothing in particular: the exchange takes all

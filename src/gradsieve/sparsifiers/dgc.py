@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradsieve import ops
 from gradsieve.comm.collectives import Program, immediately
 from gradsieve.comm.step import Selection, Step
 from gradsieve.feedback import Feedback, Momentum, Plain
@@ -41,7 +42,7 @@ class DGC(Sparsifier[State]):
                 break
         if len(picked) > MOST * step.k:
             picked = picked[largest(acc[picked], step.k)]
-            used = float(acc[picked].abs().min())
+            used = float(ops.read(acc[picked].abs().min())[0])
         return immediately(Selection(picked, threshold=used))
 
     def feedback(self) -> Feedback:
@@ -53,4 +54,4 @@ def sampled_threshold(acc: Tensor, step: Step) -> float:
     wanted = max(SAMPLED * step.n, EXPECTED * step.n / step.k)
     stride = max(1, int(step.n / wanted))
     sample = acc[step.index % stride :: stride].abs()
-    return float(sample.topk(max(1, round(len(sample) * step.k / step.n))).values.min())
+    return float(ops.read(sample.topk(max(1, round(len(sample) * step.k / step.n))).values.min())[0])

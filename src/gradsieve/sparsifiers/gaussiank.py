@@ -10,6 +10,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from gradsieve import ops
 from gradsieve.comm.collectives import Program, immediately
 from gradsieve.comm.step import Selection, Step
 from gradsieve.sparsifiers.base import Sparsifier, select_from
@@ -55,5 +56,5 @@ def moments(x: Tensor) -> tuple[float, float]:
     for part in x.split(_CHUNK):
         wide = part.double()
         sums += torch.stack([wide.sum(), wide.dot(wide)])
-    mean, square = (sums / len(x)).tolist()
+    mean, square = ops.read(sums / len(x))[0].tolist()
     return mean, math.sqrt(max(0.0, square - mean * mean))

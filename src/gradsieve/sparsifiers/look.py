@@ -15,8 +15,8 @@ class Look(Protocol):
     def histogram(self) -> Tensor:
         """`ops.log_histogram` of that part."""
 
-    def above(self, threshold: float) -> Tensor:
-        """The sorted positions in that part of magnitudes from the threshold on."""
+    def above(self, threshold: float, count: int) -> Tensor:
+        """The sorted positions in that part of magnitudes from the threshold on; there are `count` of them."""
 
     def at(self, positions: Tensor) -> Tensor:
         """The elements at positions that `above` has returned."""
@@ -32,8 +32,8 @@ class InVector:
     def histogram(self) -> Tensor:
         return ops.log_histogram(self.vector, *self.span)
 
-    def above(self, threshold: float) -> Tensor:
-        return ops.select_above(self.vector, threshold, *self.span)
+    def above(self, threshold: float, count: int) -> Tensor:
+        return ops.select_above(self.vector, threshold, *self.span, count)
 
     def at(self, positions: Tensor) -> Tensor:
         return self.vector[positions]

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve._check import at_least
 from gradsieve.comm.collectives import Program, all_gather, all_reduce, all_to_all
-from gradsieve.comm.exchange import health_flag, summed
+from gradsieve.comm.exchange import health_flag, is_finite, summed
 from gradsieve.comm.pairs import Pairs, decode, encode, encoded_bytes, trade
 from gradsieve.comm.step import Selection, Sent, Span, Step
 from gradsieve.comm.wire import rounded
@@ -42,7 +42,7 @@ class Plan:
 
     own: Pairs  # this worker's picks, as they were sent to the owners of their regions
     sums: Pairs  # of this worker's region: those to be sent to all
-    finite: bool  # whether all sums of the region are
+    finite: Tensor  # whether all sums of the region are
     after: OkTopkState  # but for the age of the bounds
 
 
@@ -83,14 +83,15 @@ class OkTopk(Sparsifier[OkTopkState]):
         if not _fits(len(hits), step.k):
             picked = largest(acc, step.k)
             picked = picked[acc[picked] != 0]
-            own_threshold = float(acc[picked].abs().min()) if len(picked) else 0.0
+            own_threshold = float(ops.read(acc[picked].abs().min())[0]) if len(picked) else 0.0
         bounds = state.bounds if state.bounds_age else (yield from agree_on_bounds(picked, step))
         own = Pairs(picked, rounded(acc[picked], step.wire))
         region = yield from split_and_reduce(own, list(pairwise(bounds)), step)
         threshold = state.threshold if state.threshold_age else (yield from kth_largest(region.values, step))
         kept = ops.select_above(region.values, threshold)
-        one = torch.tensor([len(kept)], device=acc.device)
-        found = torch.cat((yield from all_gather("counts", one, [1] * step.world_size))).tolist()
+        own_count = kept.new_full((1,), len(kept))
+        rows = yield from all_gather("counts", own_count, [1] * step.world_size)
+        found = ops.read(torch.cat(rows))[0].tolist()
         counts = thin_out(found, step.k)
         kept = kept[largest(region.values[kept], counts[step.rank])]
         after = replace(
@@ -108,7 +109,7 @@ class OkTopk(Sparsifier[OkTopkState]):
         plan: Plan = selection.plan
         own, sums, counts = plan.own, plan.sums, list(selection.counts or ())
         # The sum that is not finite may not be among those that are sent to all.
-        step = replace(step, healthy=step.healthy and plan.finite)
+        step = replace(step, healthy=plan.finite & step.healthy)
         message = Pairs(sums.indices, rounded(sums.values, step.wire))
         everyone, finite = yield from balance_and_gather(message, counts, selection.spans or (), step)
         counted = torch.isin(own.indices, everyone.indices, assume_unique=True)
@@ -130,26 +131,27 @@ def _fits(count: int, k: int) -> bool:
 
 def agree_on_bounds(picked: Tensor, step: Step) -> Program[list[int]]:
     """Region i is `bounds[i] <= position < bounds[i + 1]`: the mean of what would suit each worker."""
-    own = torch.tensor(own_bounds(picked, step.n, step.world_size), device=picked.device)
+    own = ops.send(own_bounds(picked, step.n, step.world_size), picked)
     total = yield from all_reduce("bounds", own)
-    return [int(border) // step.world_size for border in total.tolist()]
+    return [int(border) // step.world_size for border in ops.read(total)[0].tolist()]
 
 
 def own_bounds(picked: Tensor, n: int, parts: int) -> Sequence[int]:
     """Borders between which there are as many picks each, as far as that goes."""
     if len(picked) == 0:
         return even_bounds(n, parts)
-    return [0, *(int(picked[place]) for place in even_bounds(len(picked), parts)[1:-1]), n]
+    places = ops.send(even_bounds(len(picked), parts)[1:-1], picked)
+    return [0, *ops.read(picked[places])[0].tolist(), n]
 
 
 def split_and_reduce(picks: Pairs, regions: Sequence[Span], step: Step) -> Program[Pairs]:
     """All that was picked in this worker's region, summed over workers in rank order, in float32."""
-    cuts = torch.tensor([stop for _, stop in regions[:-1]], device=picks.indices.device)
-    places = [0, *torch.searchsorted(picks.indices, cuts).tolist(), len(picks.indices)]
+    cuts = ops.send([stop for _, stop in regions[:-1]], picks.indices)
+    places = [0, *ops.read(torch.searchsorted(picks.indices, cuts))[0].tolist(), len(picks.indices)]
     parts = [Pairs(picks.indices[a:b], picks.values[a:b]) for a, b in pairwise(places)]
-    own = torch.tensor([len(part.indices) for part in parts], device=picks.indices.device)
+    own = ops.send([len(part.indices) for part in parts], picks.indices)
     one = [1] * step.world_size
-    counts = torch.cat((yield from all_to_all("counts", own, one, step.rank, one))).tolist()
+    counts = ops.read(torch.cat((yield from all_to_all("counts", own, one, step.rank, one))))[0].tolist()
     here = [regions[step.rank]] * step.world_size
     received = yield from trade("split", parts, regions, counts, here, step.rank, step.wire)
     return Pairs(*summed([part.indices for part in received], [part.values for part in received]))
@@ -163,7 +165,7 @@ def kth_largest(sums: Tensor, step: Step) -> Program[float]:
     """
     shown = min(len(sums), -(-SHOWN * step.k // step.world_size))
     magnitudes = torch.cat((yield from all_gather("threshold", sums.abs().topk(shown).values)))
-    return float(magnitudes.topk(step.k).values[-1]) if len(magnitudes) > step.k else 0.0
+    return float(ops.read(magnitudes.topk(step.k).values[-1])[0]) if len(magnitudes) > step.k else 0.0
 
 
 def thin_out(counts: list[int], k: int) -> list[int]:
@@ -200,7 +202,7 @@ def balance_and_gather(
         decode(reply, count, region, step.wire)
         for reply, count, region in zip(replies, counts, regions, strict=True)
     ]
-    finite = ops.all_finite(torch.cat([part.values for part in parts]))
+    finite = is_finite(torch.cat([part.values for part in parts]))
     return Pairs(torch.cat([p.indices for p in parts]), torch.cat([p.values[:-1] for p in parts])), finite
 
 

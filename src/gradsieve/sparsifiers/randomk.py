@@ -4,6 +4,7 @@ Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ class RandomK(Sparsifier[State]):
     seed: another seed, other positions; each step has its own.
     """
 
+    NEEDS_FINITE: ClassVar[bool] = False
+
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -31,7 +34,8 @@ class RandomK(Sparsifier[State]):
 
     def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         drawn = np.random.default_rng([self.seed, step.index]).choice(step.n, step.k, replace=False, shuffle=False)
-        return immediately(Selection(torch.from_numpy(np.sort(drawn)).to(acc.device, torch.int64)))
+        positions = torch.from_numpy(np.sort(drawn)).to(acc.device, torch.int64, non_blocking=True)
+        return immediately(Selection(positions))
 
     def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
         return exchange.agreed(acc, selection, step)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradsieve import ops
 from gradsieve._check import at_least, positive
 from gradsieve.comm.collectives import Program, immediately
 from gradsieve.comm.step import Selection, Sent, Step
@@ -71,7 +72,8 @@ class SAGE(Sparsifier[SAGEState]):
         sizes = np.array([size for size in step.sizes or (step.n,) if size])
         drawn = chance.integers(len(sizes), size=sample_size(step.n))
         places = (sizes.cumsum() - sizes)[drawn] + chance.integers(sizes[drawn])
-        return float(acc[torch.from_numpy(places).to(acc.device)].abs().mean(dtype=torch.float64))
+        sample = acc[torch.from_numpy(places).to(acc.device, non_blocking=True)]
+        return float(ops.read(sample.abs().mean(dtype=torch.float64))[0])
 
 
 def sample_size(n: int) -> int:

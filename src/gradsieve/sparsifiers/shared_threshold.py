@@ -47,6 +47,8 @@ class SharedThreshold(Sparsifier[SharedThresholdState]):
     """
 
     SHOWS_MAGNITUDES: ClassVar[bool] = True
+    NEEDS_FINITE: ClassVar[bool] = False
+    NEEDS_HITS: ClassVar[bool] = False
 
     def init(self, shape: Shape) -> SharedThresholdState:
         return SharedThresholdState(ThresholdState())
@@ -57,6 +59,8 @@ class SharedThreshold(Sparsifier[SharedThresholdState]):
     def select(self, state: SharedThresholdState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         found = yield from choose(state.threshold, InVector(acc, (0, step.n)), hits, _asked(state, step))
         parts = yield from gather_picks(found, step)
+        if not found.healthy:
+            return found
         assert isinstance(found.decision, PicksDecision)
         counts, wanted = [len(part) for part in parts], found.decision.positions.count
         indices, votes = torch.cat(parts).unique(return_counts=True)
@@ -105,7 +109,7 @@ class Overlapping:
         return self.positions.level
 
     @property
-    def energy(self) -> float | None:
+    def energy(self) -> Tensor | None:
         return self.positions.energy
 
     def notice(self, grad: Tensor) -> None:

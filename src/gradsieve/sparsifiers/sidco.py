@@ -73,7 +73,7 @@ class SIDCo(Sparsifier[SIDCoState]):
 
 def fit_threshold(x: Tensor, density: float, stages: int, distribution: str) -> float:
     """The threshold that `density` of the magnitudes x should exceed; infinite if x is all zero."""
-    scale = float(x.max())
+    scale = _number(x.max())
     if scale == 0:
         return math.inf
     x = x / scale  # moments of very large or very small magnitudes would leave float32's range
@@ -86,7 +86,7 @@ def fit_threshold(x: Tensor, density: float, stages: int, distribution: str) -> 
             tail = x[x > threshold]
             if len(tail) < 2:  # nothing left to fit
                 break
-            start = float(tail.min())
+            start = _number(tail.min())
             threshold = start + later(tail - start, share)
     return threshold * scale
 
@@ -96,7 +96,7 @@ def _exponential(x: Tensor, q: float) -> float:
 
 
 def _pareto(x: Tensor, q: float) -> float:
-    mean, variance = _mean(x), float(x.double().var(correction=0))
+    mean, variance = _mean(x), _number(x.double().var(correction=0))
     if variance == 0:
         return _exponential(x, q)
     c = mean * mean / variance
@@ -125,8 +125,12 @@ def _special() -> Any:
     return scipy.special
 
 
+def _number(x: Tensor) -> float:
+    return float(ops.read(x)[0])
+
+
 def _mean(x: Tensor) -> float:
-    return float(x.mean(dtype=torch.float64))
+    return _number(x.mean(dtype=torch.float64))
 
 
 FIRST: dict[str, Callable[[Tensor, float], float]] = {

@@ -4,6 +4,7 @@ Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from gradsieve.states import State
 @dataclass(frozen=True)
 class AnyTopK(Sparsifier[S]):
     """What Top-k and its relatives share: two ways to combine picks."""
+
+    NEEDS_FINITE: ClassVar[bool] = False
 
     aggregation: str = "union"
 

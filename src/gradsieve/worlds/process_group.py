@@ -1,6 +1,7 @@
 """One worker per process: collectives go through torch.distributed."""
 
 import atexit
+import functools
 import gc
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from torch import Tensor
 from gradsieve._check import BadInput, BadType
 from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Collective, Program
 from gradsieve.comm.rounded import rounded_sum
+from gradsieve.worlds.carrier import Carrier
 from gradsieve.worlds.waiting import Unwatched, Watch, bounded
 
 T = TypeVar("T")
@@ -31,15 +33,24 @@ atexit.register(gc.collect)
 class ProcessGroupWorld:
     """Answers the collectives of this process's program through a process group (the default one if None).
 
-    With a `timeout` in seconds, every collective ends by then, and the error names the rank that was missing.
+    Args:
+        timeout: seconds after which every collective ends, and the error names the rank that was missing.
+        device: where messages without a device of their own, such as a handshake's, travel if the group carries none
+            that are on the host; by default the current one.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        timeout: float | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
         if not dist.is_initialized():
             raise RuntimeError("a process group must exist: call torch.distributed.init_process_group first")
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise BadType(f"process_group must be a torch.distributed.ProcessGroup, got {group!r}")
-        self.group, self.timeout = group, timeout
+        self.group, self.timeout, self.device = group, timeout, device
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         if self.rank < 0:
@@ -56,10 +67,13 @@ class ProcessGroupWorld:
 
     def again(self) -> "ProcessGroupWorld":
         """The same workers in a group of their own, for another thread; every worker must call it."""
-        if self.timeout is not None:
-            return ProcessGroupWorld(self.group, self.timeout)
-        ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
-        return ProcessGroupWorld(dist.new_group(ranks, use_local_synchronization=True))
+        if self.timeout is not None and self.watch.owns_group:  # it makes another one
+            return ProcessGroupWorld(self.group, self.timeout, device=self.device)
+        ranks, backend = dist.get_process_group_ranks(self.group or dist.group.WORLD), dist.get_backend(self.group)
+        if backend == "undefined":  # one for each kind of device
+            backend = dist.get_backend_config(self.group)
+        made = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+        return ProcessGroupWorld(made, self.timeout, device=self.device)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Run this process's one program to its end; returns its result in a list of one."""
@@ -77,15 +91,22 @@ class ProcessGroupWorld:
             program.close()
 
     def _answer(self, call: Collective) -> Any:
-        tensor = call.tensor.contiguous()
+        here = call.tensor.device
+        reply = self._carried(call, self._carrier.take(call.tensor.contiguous()))
+        return self._carrier.bring_back(reply, here)
+
+    @functools.cached_property
+    def _carrier(self) -> Carrier:
+        return Carrier(self.group, self.device)
+
+    def _carried(self, call: Collective, tensor: Tensor) -> Any:
         if isinstance(call, AllReduce):
             return self._sum(tensor)
         if isinstance(call, AllGather):
-            return self._gather(tensor, call.lengths)
+            return self._carrier.gather(tensor, call.lengths)
         if isinstance(call, AllToAll):
-            return self._all_to_all(tensor, call.splits, call.lengths)
-        dist.broadcast(tensor, group=self.group, group_src=call.root)
-        return tensor
+            return self._carrier.all_to_all(tensor, call.splits, call.lengths)
+        return self._carrier.broadcast(tensor, call.root)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         if tensor.nbytes > _SMALL or tensor.dim() != 1 or self.size == 1:
@@ -93,31 +114,3 @@ class ProcessGroupWorld:
             return tensor
         total, _ = self.run([rounded_sum("sum", tensor, tensor.dtype, self.rank, self.size)])[0]
         return tensor.copy_(total)
-
-    def _gather(self, tensor: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
-        """One round: each worker sends its rows to each of the others, so none needs padding."""
-        if lengths is None:
-            own = torch.tensor([len(tensor)], dtype=torch.int64, device=tensor.device)
-            lengths = [int(length) for length in self._gather(own, [1] * self.size)]
-        copies = tensor.repeat(self.size, *[1] * (tensor.dim() - 1))
-        return self._all_to_all(copies, [len(tensor)] * self.size, lengths)
-
-    def _all_to_all(self, tensor: Tensor, splits: Sequence[int], lengths: Sequence[int] | None) -> list[Tensor]:
-        if lengths is None:
-            own, one = torch.tensor(splits, dtype=torch.int64, device=tensor.device), [1] * self.size
-            lengths = [int(length) for length in self._all_to_all(own, one, one)]
-        row = tensor.new_empty(1, *tensor.shape[1:]).nbytes
-        received = tensor.new_empty(sum(lengths), *tensor.shape[1:])
-        dist.all_to_all_single(
-            _raw(received),
-            _raw(tensor),
-            [length * row for length in lengths],
-            [split * row for split in splits],
-            group=self.group,
-        )
-        return list(received.split(list(lengths)))
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    """As bytes: not every backend knows every type."""
-    return tensor.view(-1).view(torch.uint8)

@@ -12,7 +12,7 @@ from gradsieve.comm.step import Step
 _MOST = {dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int16, torch.int32)}
 _START_BYTES = torch.int16.itemsize  # of a message: the bin with which it begins
 _ENERGY_BYTES = torch.float32.itemsize  # behind the bins, where it is asked for
-Gathered = tuple["Histograms", float | None]
+UNHEALTHY = -1  # stands where a histogram begins whose worker has a gradient that is not finite
 
 
 def narrowest(count: int) -> torch.dtype:
@@ -20,38 +20,60 @@ def narrowest(count: int) -> torch.dtype:
     return next(dtype for dtype, most in _MOST.items() if count <= most or dtype == torch.int32)
 
 
-def row(counts: Tensor, start: int, deepest: int, width: int, dtype: torch.dtype = torch.int32) -> Tensor:
+def reach(counts: Tensor) -> Tensor:
+    """How many elements are in each bin of a histogram and above it."""
+    return counts.flip(0).cumsum(0).flip(0)
+
+
+def row(
+    counts: Tensor,
+    start: int | Tensor,
+    deepest: int | Tensor,
+    width: int,
+    dtype: torch.dtype = torch.int32,
+    healthy: bool | Tensor = True,
+) -> Tensor:
     """A worker's message: where its histogram begins, and `width` of the bins of `ops.log_histogram` from there.
 
     The last of them has no upper end, and the first reaches down to the bin `deepest`. What lies below is left out,
     and what a bin holds beyond its type.
     """
-    seen = torch.zeros(width, dtype=torch.int64)
-    part = counts[start : start + width]
-    seen[: len(part)] = part
-    seen[-1] += int(counts[start + width :].sum())
-    seen[0] += int(counts[deepest:start].sum())
-    head = torch.tensor([start], dtype=torch.int16).view(torch.uint8)
+    begin = counts.new_zeros(1) + start
+    edges = begin + torch.arange(width + 1, device=counts.device)
+    edges[-1:] = len(counts)
+    edges[:1] = begin.clamp(max=deepest)
+    above = torch.cat([reach(counts), counts.new_zeros(1)])[edges.clamp_(max=len(counts))]
+    seen = above[:-1] - above[1:]
+    unhealthy = ~healthy if isinstance(healthy, Tensor) else begin.new_full((), not healthy, dtype=torch.bool)
+    head = begin.masked_fill(unhealthy, UNHEALTHY).to(torch.int16).view(torch.uint8)
     return torch.cat([head, seen.clamp_(max=_MOST[dtype]).to(dtype).view(torch.uint8)])
 
 
-def gather(message: Tensor, energy: float | None, dtype: torch.dtype, step: Step) -> "Program[Gathered]":
-    """The histograms of all workers, and the mean of their energies, if there are any."""
+def gather(
+    message: Tensor, energy: Tensor | None, dtype: torch.dtype, step: Step, own: Tensor
+) -> "Program[tuple[Histograms, float | None, Tensor]]":
+    """The histograms of all workers, the mean of their energies, if there are any, and `own`, on the host.
+
+    All that a step's threshold and counts follow from is read here, in one copy.
+    """
     if energy is not None:
-        message = torch.cat([message, torch.tensor([energy], dtype=torch.float32).view(torch.uint8)])
-    rows = torch.cat((yield from all_gather("histogram", message[None], [1] * step.world_size))).cpu()
-    if energy is not None:
-        energy = float(_as(rows[:, -_ENERGY_BYTES:], torch.float32).double().mean())
-        rows = rows[:, :-_ENERGY_BYTES]
-    return Histograms(rows, dtype), energy
+        energy = energy.to(message.device, torch.float32, non_blocking=True)
+        message = torch.cat([message, energy.view(1).view(torch.uint8)])
+    gathered = torch.cat((yield from all_gather("histogram", message[None], [1] * step.world_size)))
+    rows, own = ops.read(gathered, own)
+    if energy is None:
+        return Histograms(rows, dtype), None, own
+    mean = float(_as(rows[:, -_ENERGY_BYTES:], torch.float32).double().mean())
+    return Histograms(rows[:, :-_ENERGY_BYTES], dtype), mean, own
 
 
 class Histograms:
     """One row per worker; bin j holds the magnitudes from `edge(j)` to below `edge(j + 1)`."""
 
     def __init__(self, rows: Tensor, dtype: torch.dtype = torch.int32) -> None:
-        heads, bins = rows.cpu().tensor_split([_START_BYTES], 1)
+        heads, bins = rows.tensor_split([_START_BYTES], 1)
         starts: list[int] = _as(heads, torch.int16).flatten().tolist()
+        self.healthy = UNHEALTHY not in starts
         seen = _as(bins, dtype).long()
         self.first = min(starts)
         self.counts = torch.zeros(len(starts), max(starts) - self.first + seen.shape[1], dtype=torch.int64)

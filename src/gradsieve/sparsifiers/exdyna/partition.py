@@ -31,7 +31,8 @@ class Blocks:
 
     def counts(self, indices: Tensor) -> Tensor:
         """How many of the indices lie in each block."""
-        return torch.bincount(((indices + 1) * self.count - 1) // self.n, minlength=self.count)
+        blocks = ((indices + 1) * self.count - 1) // self.n
+        return indices.new_zeros(self.count).scatter_add_(0, blocks, torch.ones_like(blocks))
 
 
 def make_blocks(n: int, blocks: int, world_size: int) -> Blocks:

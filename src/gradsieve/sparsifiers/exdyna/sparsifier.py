@@ -29,6 +29,8 @@ class Exclusive(Sparsifier[S]):
 
     EXCLUSIVE: ClassVar[bool] = True
     SHOWS_MAGNITUDES: ClassVar[bool] = True
+    NEEDS_FINITE: ClassVar[bool] = False  # histograms say which worker's gradient is not
+    NEEDS_HITS: ClassVar[bool] = False
 
     @abstractmethod
     def partitions(self, state: S, step: Step) -> list[Span]:
@@ -57,8 +59,12 @@ class Exclusive(Sparsifier[S]):
         """As `select`, for whatever can be looked at: `share` shows it the drift of weights."""
         return choose(self.threshold_state(state), look, hits, step, self.spans(state, step))
 
+    def about(self, step: Step) -> exchange.About | None:
+        """What `update` wants to know of the positions that were sent."""
+        return None
+
     def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
-        return exchange.disjoint(acc, selection, step)
+        return exchange.disjoint(acc, selection, step, self.about(step))
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,12 @@ class ExDyna(Exclusive[ExDynaState]):
     def threshold_state(self, state: ExDynaState) -> ThresholdState:
         return state.threshold
 
+    def about(self, step: Step) -> exchange.About:
+        return self._blocks(step).counts
+
     def update(self, state: ExDynaState, selection: Selection, sent: Sent, step: Step) -> ExDynaState:
         assert sent.indices is not None
-        counts = self._blocks(step).counts(sent.indices).cpu()
+        counts = self._blocks(step).counts(sent.indices) if sent.beside is None else sent.beside
         load, last = partition.learn(state.load, counts, state.last)
         uneven = max(sent.counts) * step.world_size > partition.TOLERANCE * sum(sent.counts)
         bounds = partition.rebalance(load, state.bounds) if uneven else state.bounds

@@ -17,7 +17,7 @@ from gradsieve.comm.collectives import Program
 from gradsieve.comm.step import Selection, Span, Step
 from gradsieve.density.base import Quota
 from gradsieve.sparsifiers.base import largest
-from gradsieve.sparsifiers.exdyna.histogram import Histograms, gather, narrowest, row
+from gradsieve.sparsifiers.exdyna.histogram import Histograms, gather, narrowest, reach, row
 from gradsieve.sparsifiers.look import Look
 from gradsieve.states import State, shared
 
@@ -57,16 +57,23 @@ def choose(
     quota = step.quota
     kind = narrowest(step.k)  # a burst beyond what a bin can say is sent in the steps that follow
     own = _own_histogram(state, look, hits, step)
-    message = row(own.counts, own.start, own.deepest, WIDE if state.cut is None else BINS, kind).to(hits.device)
-    seen, energy = yield from gather(message, quota.energy, kind, step)
+    width = WIDE if state.cut is None else BINS
+    message = row(own.counts, own.start, own.deepest, width, kind, step.healthy)
+    seen, energy, known = yield from gather(message, quota.energy, kind, step, own.numbers())
+    if not seen.healthy:
+        return Selection(hits[:0], [0] * step.world_size, spans, healthy=False)
+    start, deepest, *reached = known.tolist()
     decision = quota.decide(seen, energy)
     bin = seen.bin_with(decision.count)
     counts = seen.shares(bin, decision.count)
     threshold = seen.edge(bin) if decision.count else None
-    lowest = seen.edge(bin) if seen.first + bin > own.start else ops.bin_edge(own.deepest)
+    lowest = seen.first + bin if seen.first + bin > start else deepest
     if own.complete:
-        hits = look.above(lowest)
-    picked = hits[_chosen(look.at(hits).abs(), lowest, seen.edge(bin + 1), counts[step.rank])]
+        hits = look.above(ops.bin_edge(lowest), reached[lowest])
+    surely = reached[seen.first + bin + 1] if seen.edge(bin + 1) < math.inf else 0
+    values = look.at(hits).abs()
+    edges = ops.bin_edge(lowest), seen.edge(bin + 1)
+    picked = hits[_chosen(values, *edges, counts[step.rank], surely, reached[lowest] - surely)]
     after = _next(state, seen, threshold or state.last, quota, step.n)
     return Selection(picked, counts, spans, threshold, after, decision)
 
@@ -77,8 +84,13 @@ class _Own:
 
     counts: Tensor
     complete: bool  # of all that the worker owns, not only of its hits
-    start: int  # the first bin that is shown
-    deepest: int  # how far down that one reaches
+    start: int | Tensor  # the first bin that is shown
+    deepest: int | Tensor  # how far down that one reaches
+
+    def numbers(self) -> Tensor:
+        """What the worker itself must know of it once it picks: both bins, and how many are in each and above."""
+        none = self.counts.new_zeros(1)
+        return torch.cat([none + self.start, none + self.deepest, reach(self.counts)])
 
 
 def _own_histogram(state: ThresholdState, look: Look, hits: Tensor, step: Step) -> _Own:
@@ -86,8 +98,8 @@ def _own_histogram(state: ThresholdState, look: Look, hits: Tensor, step: Step) 
     floor = _floor(state, quota)
     if state.cut is not None and len(hits) * step.world_size >= quota.expected:
         deepest = ops.bin_of(cut)
-        return _Own(ops.log_histogram(look.at(hits)).cpu(), False, max(deepest, floor), deepest)
-    counts = look.histogram().cpu()
+        return _Own(ops.log_histogram(look.at(hits)), False, max(deepest, floor), deepest)
+    counts = look.histogram()
     return _Own(counts, True, *_begin(counts, quota, step.world_size, floor, state.cut is None))
 
 
@@ -99,39 +111,54 @@ def _floor(state: ThresholdState, quota: Quota) -> int:
     return ops.bin_of(quota.level) - 3 * BINS // 4
 
 
-def _begin(seen: Tensor, quota: Quota, workers: int, floor: int, wide: bool) -> tuple[int, int]:
+def _begin(seen: Tensor, quota: Quota, workers: int, floor: int, wide: bool) -> tuple[Tensor, Tensor]:
     """Where the histogram of a worker begins that looks below the cut, and how far down its first bin reaches.
 
     It shows at least the worker's share, and as much again where it goes far enough down; and what lies above the
     level that must be seen, as long as the share does not end up in the open bin at its top. A part may hold little
     but zeros and small values. Then it begins at the floor, or below the largest where all is lower, so that what
     is large is seen as such; the small values, as many as are wanted in total, are in its first bin.
-    """
-    above = seen.flip(0).cumsum(0).flip(0)
 
-    def bin_of(count: float) -> int:
-        return max(int((above >= max(count, 1)).sum()) - 1, 1)
+    Computed where the histogram is, so that the host does not have to wait for it.
+    """
+    above = reach(seen)
+
+    def bin_of(count: int | Tensor) -> Tensor:
+        return ((above >= count).sum() - 1).clamp(min=1)
 
     top, share = bin_of(1), quota.expected / workers
-    middle = bin_of(min(share, float(above[1]) / 2))
+    half = (above[1] + 1) // 2
+    middle = bin_of(half.clamp(1, math.ceil(share)))
     if wide:
-        start = max(middle - WIDE // 2, top - WIDE + 1, 1)
+        start = _largest(middle - WIDE // 2, top - WIDE + 1)
     else:
-        usual = max(bin_of(2 * enough(math.ceil(share))), middle - BINS // 4)
-        lower = usual if quota.level == math.inf else min(usual, ops.bin_of(quota.level))
-        start = max(lower, middle - 3 * BINS // 4, min(top - BINS + 1, floor), 1)
-    return start, min(start, bin_of(quota.expected))
+        usual = _largest(bin_of(2 * enough(math.ceil(share))), middle - BINS // 4)
+        lower = usual if quota.level == math.inf else usual.clamp(max=ops.bin_of(quota.level))
+        start = _largest(lower, middle - 3 * BINS // 4, (top - BINS + 1).clamp(max=floor))
+    start = start.clamp(min=1)
+    return start, torch.minimum(start, bin_of(quota.expected))
 
 
-def _chosen(values: Tensor, threshold: float, above: float, count: int) -> Tensor:
-    """Which candidates to send, the `count` largest: all from `above` on, and of those down to the threshold."""
-    keep = values >= above
-    missing = count - int(keep.sum())
-    if missing < 0:  # a histogram that ends below the threshold does not tell how many lie above it
+def _largest(*numbers: Tensor) -> Tensor:
+    return torch.stack(numbers).max()
+
+
+def _chosen(values: Tensor, threshold: float, above: float, count: int, surely: int, inside: int) -> Tensor:
+    """Which candidates to send, the `count` largest: all from `above` on, and of those down to the threshold.
+
+    `surely` reach `above`, and `inside` more reach the threshold.
+    """
+    if surely > count:  # a histogram that ends below the threshold does not tell how many lie above it
         return largest(values, count)
-    inside = torch.where((values >= threshold) & ~keep)[0]
-    keep[inside[largest(values[inside], missing)]] = True
-    return keep
+    keep = values >= above
+    places = _where((values >= threshold) & ~keep, inside)
+    keep[places[largest(values[places], count - surely)]] = True
+    return _where(keep, count)
+
+
+def _where(mask: Tensor, count: int) -> Tensor:
+    """Where a mask is true, in `count` places."""
+    return torch.nonzero_static(mask, size=count).flatten()
 
 
 def _next(state: ThresholdState, seen: Histograms, threshold: float | None, quota: Quota, n: int) -> ThresholdState:

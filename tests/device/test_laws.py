@@ -1,0 +1,1 @@
+"""Every law holds on a device: the same tests, with tensors that live there."""
