@@ -69,7 +69,8 @@ class ProcessGroupWorld:
         """The same workers in a group of their own, for another thread; every worker must call it."""
         if self.timeout is not None and self.watch.owns_group:  # it makes another one
             return ProcessGroupWorld(self.group, self.timeout, device=self.device)
-        ranks, backend = dist.get_process_group_ranks(self.group or dist.group.WORLD), dist.get_backend(self.group)
+        ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        backend: str = dist.get_backend(self.group)
         if backend == "undefined":  # one for each kind of device
             backend = dist.get_backend_config(self.group)
         made = dist.new_group(ranks, backend=backend, use_local_synchronization=True)

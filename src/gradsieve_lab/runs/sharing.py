@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from gradsieve.density import as_density
@@ -17,6 +18,7 @@ from gradsieve.share.parameters import second_moments, shared_parameters
 from gradsieve.share.replica import Replica
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.worlds import Meter, ProcessGroupWorld, World
+from gradsieve.worlds.streams import SideStream
 from gradsieve_lab.runs.config import Config
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.methods import ALONE, AVERAGE, SHARE
@@ -130,7 +132,10 @@ class Share(Alone):
             )
         beside, background = world, None
         if delay and isinstance(world, ProcessGroupWorld):
-            beside, background = world.again(), Background[list[Outcome]]("gradsieve-share")
+            beside, background = (
+                world.again(),
+                Background[list[Outcome]]("gradsieve-share", SideStream(torch.device("cpu"))),
+            )
         self.driver = Driver(self.workers, beside, delay, background)
 
     def before_update(self) -> None:
