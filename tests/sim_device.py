@@ -1,11 +1,11 @@
 """A simulated accelerator: tensors on a device `sim`, computed in CPU memory, under the rules of a real one.
 
 - Tensors on the host (but for single numbers) cannot be mixed with those on the device.
-- Whatever makes the host wait for a real device is counted: reading a number, operations whose result has a size that
-  depends on the data, copies to the host, and copies from it that do not say `non_blocking`. `watch()` lists them, each
-  with the line of the library that asked.
-- Work is enqueued on streams. Reading what another stream has written, without having waited for it, is an error here;
-  on a real device it would be a race that a test rarely sees.
+- Whatever makes the host wait for a real device is counted: reading a number, operations whose result has a size
+  that depends on the data, copies to the host, and copies from it that do not say `non_blocking`. `watch()` lists
+  them, each with the function of the library that asked.
+- Work is enqueued on streams. Reading what another stream has written, without having waited for it, is an error
+  here; on a real device it would be a race that a test rarely sees.
 
 Kernels of this library run as they do on any device without kernels of its own: `ops/reference.py`.
 """
@@ -91,15 +91,16 @@ def watch() -> Iterator[Watch]:
 def _note_wait(op: str) -> None:
     if _watches:
         frame = sys._getframe(1)
-        while frame is not None and not _in_library(frame.f_code.co_filename):
+        while frame is not None and not _asks(frame.f_code.co_filename):
             frame = frame.f_back  # type: ignore[assignment]
         where = "outside" if frame is None else _place(frame)
         for seen in _watches:
             seen.waits.append(Wait(op, where))
 
 
-def _in_library(path: str) -> bool:
-    return path.startswith(str(LIBRARY))
+def _asks(path: str) -> bool:
+    """Whether it is a file of the library, but not the one through which all others read."""
+    return path.startswith(str(LIBRARY)) and not path.endswith("ops/host.py")
 
 
 def _place(frame: Any) -> str:

@@ -1,4 +1,4 @@
-"""The groups of virtual workers that laws are about, on the simulated device: laws read what they check on the host."""
+"""Virtual workers on the simulated device; laws read what they check on the host."""
 
 from typing import Any
 

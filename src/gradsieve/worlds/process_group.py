@@ -31,8 +31,8 @@ atexit.register(gc.collect)
 class ProcessGroupWorld:
     """Answers the collectives of this process's program through a process group (the default one if None).
 
-    device: where messages without a device of their own, such as a handshake's, travel if the group carries none that
-    are on the host; by default the current one.
+    device: where messages without a device of their own, such as a handshake's, travel if the group carries none
+    that are on the host; by default the current one.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, device: torch.device | None = None) -> None:
@@ -46,7 +46,8 @@ class ProcessGroupWorld:
 
     def again(self) -> "ProcessGroupWorld":
         """The same workers in a group of their own, for another thread; every worker must call it."""
-        ranks, backend = dist.get_process_group_ranks(self.group or dist.group.WORLD), dist.get_backend(self.group)
+        ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        backend: str = dist.get_backend(self.group)
         if backend == "undefined":  # one for each kind of device
             backend = dist.get_backend_config(self.group)
         made = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
