@@ -230,6 +230,8 @@ class SimTensor(Tensor):
         op, kwargs = _op(func), kwargs or {}
         if op.kernel is not None:
             return op.kernel(*args, **kwargs)
+        if op.composite:
+            return func.decompose(*args, **kwargs)
         if op.name in COPIES:
             return _copied(op.name, args, dict(kwargs))
         return _computed(op, args, kwargs)
@@ -242,6 +244,7 @@ class Op:
     call: Any
     name: str
     kernel: Any  # of this library
+    composite: bool  # made of others, which are looked at one by one
     writes: tuple[tuple[int, str], ...]  # arguments that it changes
     view: bool  # its result is memory of an argument
 
@@ -256,7 +259,10 @@ def _op(func: Any) -> Op:
         if each.alias_info is not None and each.alias_info.is_write
     ]
     kernel = getattr(reference, name) if space == "gradsieve" else None
-    return Op(func, name, kernel, tuple(writes), any(each.alias_info is not None for each in schema.returns))
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return Op(
+        func, name, kernel, composite, tuple(writes), any(each.alias_info is not None for each in schema.returns)
+    )
 
 
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
