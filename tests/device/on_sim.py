@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-import virtual_replicas
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+import virtual_replicas
 from helpers import Group, added
 from sim_device import module_to_sim, to_host, to_sim
 

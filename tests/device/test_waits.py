@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 from on_sim import SimGroup, put_replicas_on_device
-from virtual_replicas import Workers
 
 from gradsieve import SPARSIFIERS, Budget, make_sparsifier
 from helpers import LIBRARY, ROOT, gradients
 from sim_device import Watch, watch
+from virtual_replicas import Workers
 
 TEXT = (ROOT / "docs" / "host-syncs.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+|-) \|", TEXT, re.MULTILINE)
