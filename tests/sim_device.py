@@ -1,11 +1,11 @@
 """A simulated accelerator: tensors on a device `sim`, computed in CPU memory, under the rules of a real one.
 
 - Tensors on the host (but for single numbers) cannot be mixed with those on the device.
-- Whatever makes the host wait for a real device is counted: reading a number, operations whose result has a size that
-  depends on the data, copies to the host, and copies from it that do not say `non_blocking`. `watch()` lists them, each
-  with the line of the library that asked.
-- Work is enqueued on streams. Reading what another stream has written, without having waited for it, is an error here;
-  on a real device it would be a race that a test rarely sees.
+- Whatever makes the host wait for a real device is counted: reading a number, operations whose result has a size
+  that depends on the data, copies to the host, and copies from it that do not say `non_blocking`. `watch()` lists
+  them, each with the function of the library that asked.
+- Work is enqueued on streams. Reading what another stream has written, without having waited for it, is an error
+  here; on a real device it would be a race that a test rarely sees.
 
 Kernels of this library run as they do on any device without kernels of its own: `ops/reference.py`.
 """
@@ -91,15 +91,16 @@ def watch() -> Iterator[Watch]:
 def _note_wait(op: str) -> None:
     if _watches:
         frame = sys._getframe(1)
-        while frame is not None and not _in_library(frame.f_code.co_filename):
+        while frame is not None and not _asks(frame.f_code.co_filename):
             frame = frame.f_back  # type: ignore[assignment]
         where = "outside" if frame is None else _place(frame)
         for seen in _watches:
             seen.waits.append(Wait(op, where))
 
 
-def _in_library(path: str) -> bool:
-    return path.startswith(str(LIBRARY))
+def _asks(path: str) -> bool:
+    """Whether it is a file of the library, but not the one through which all others read."""
+    return path.startswith(str(LIBRARY)) and not path.endswith("ops/host.py")
 
 
 def _place(frame: Any) -> str:
@@ -229,6 +230,8 @@ class SimTensor(Tensor):
         op, kwargs = _op(func), kwargs or {}
         if op.kernel is not None:
             return op.kernel(*args, **kwargs)
+        if op.composite:
+            return func.decompose(*args, **kwargs)
         if op.name in COPIES:
             return _copied(op.name, args, dict(kwargs))
         return _computed(op, args, kwargs)
@@ -241,6 +244,7 @@ class Op:
     call: Any
     name: str
     kernel: Any  # of this library
+    composite: bool  # made of others, which are looked at one by one
     writes: tuple[tuple[int, str], ...]  # arguments that it changes
     view: bool  # its result is memory of an argument
 
@@ -255,7 +259,10 @@ def _op(func: Any) -> Op:
         if each.alias_info is not None and each.alias_info.is_write
     ]
     kernel = getattr(reference, name) if space == "gradsieve" else None
-    return Op(func, name, kernel, tuple(writes), any(each.alias_info is not None for each in schema.returns))
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return Op(
+        func, name, kernel, composite, tuple(writes), any(each.alias_info is not None for each in schema.returns)
+    )
 
 
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:

@@ -1,7 +1,7 @@
 """A process group for the simulated device, over gloo, which refuses what NCCL refuses.
 
-It carries tensors of the device only, in the types that NCCL knows; gathers are of equal lengths; there are no object
-collectives. Registered as `sim-nccl`; `cpu:gloo,sim:sim-nccl` carries tensors on the host as well.
+It carries tensors of the device only, in the types that NCCL knows; gathers are of equal lengths. Registered as
+`sim-nccl`; `sim-both` carries tensors on the host as well, as a group `cpu:gloo,cuda:nccl` does.
 """
 
 import contextlib

@@ -1,13 +1,14 @@
-"""The groups of virtual workers that laws are about, on the simulated device: laws read what they check on the host."""
+"""Virtual workers on the simulated device; laws read what they check on the host."""
 
 from typing import Any
 
-from torch import Tensor
+import pytest
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 import virtual_replicas
-from helpers import Group
-from sim_device import to_host, to_sim
+from helpers import Group, added
+from sim_device import module_to_sim, to_host, to_sim
 
 
 def host(value: Any) -> Any:
@@ -22,24 +23,28 @@ class SimGroup(Group):
     """Virtual workers with gradients and residuals on the device."""
 
     def step(self, grads: list[Tensor]) -> list[Tensor]:
-        return host(super().step(device(grads)))  # type: ignore[no-any-return]
+        updates: list[Tensor] = host(super().step(device(grads)))
+        return updates
 
     def residuals(self, n: int) -> list[Tensor]:
-        return host(super().residuals(n))  # type: ignore[no-any-return]
+        found: list[Tensor] = host(super().residuals(n))
+        return found
 
     def states(self) -> list[dict[str, Any]]:
-        return host(super().states())  # type: ignore[no-any-return]
+        found: list[dict[str, Any]] = host(super().states())
+        return found
 
     def accumulators(self, grads: list[Tensor]) -> list[Tensor]:
-        before = [reducer.state_dict for reducer in self.reducers]
-        for reducer, state_dict in zip(self.reducers, before, strict=True):
-            reducer.state_dict = lambda state_dict=state_dict: host(state_dict())  # type: ignore[method-assign]
-        try:
-            return super().accumulators(grads)
-        finally:
-            for reducer in self.reducers:
-                del reducer.state_dict
+        parts = zip(self.residuals(len(grads[0])), self.states(), grads, strict=True)
+        return [residual + added(state, grad) for residual, state, grad in parts]
 
 
-class SimWorkers(virtual_replicas.Workers):
-    """Replicas whose weights, gradients and optimizers are on the device."""
+def put_replicas_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models and batches of `virtual_replicas` are made on the device from now on."""
+    make_model, batch = virtual_replicas.make_model, virtual_replicas.batch
+
+    def on_device(*arguments: Any, **keywords: Any) -> nn.Module:
+        return module_to_sim(make_model(*arguments, **keywords))
+
+    monkeypatch.setattr(virtual_replicas, "make_model", on_device)
+    monkeypatch.setattr(virtual_replicas, "batch", lambda *arguments: device(batch(*arguments)))

@@ -22,7 +22,7 @@ class Step:
     rank: int
     world_size: int
     wire: torch.dtype = torch.float32  # the type in which values travel
-    # False: this worker's gradient is not finite, and the step will be skipped on all. A tensor while it is not read.
+    # False: this worker's gradient is not finite, and the step will be skipped on all. A tensor until it is read.
     healthy: bool | Tensor = True
     sizes: Sequence[int] = ()  # of the tensors that the vector is made of; empty: one tensor
     asked: Quota | None = None  # how many to send where that depends on magnitudes; None: exactly k

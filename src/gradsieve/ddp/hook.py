@@ -1,8 +1,8 @@
 """The communication hook: DDP calls it bucket by bucket, as gradients become ready.
 
-Each bucket is added to the residual at once, on a side stream, which overlaps with the rest of the backward pass. When the last one
-is in, one exchange for the whole model follows, updates are written into the buckets in place, and the
-futures of all buckets complete.
+Each bucket is added to the residual at once, on a side stream, which overlaps with the rest of the backward pass.
+When the last one is in, one exchange for the whole model follows, updates are written into the buckets in place,
+and the futures of all buckets complete.
 """
 
 import time

@@ -126,9 +126,9 @@ def drift_select(
     """What `select_above` finds in the drift of weights that lie in pieces, in one pass; that vector is not made.
 
     Returns the positions, the drift at them, and the first position whose drift is not finite, or -1, as a tensor;
-    such a drift counts as zero. `count` is as for `select_above`. `second`, where given, are second moments of gradients, a piece each, empty where there is none
-    yet: then all of this is about the drift times their fourth root. `counts`, of `BINS` int64, is increased by its
-    `log_histogram`.
+    such a drift counts as zero. `second`, where given, are second moments of gradients, a piece each, empty where
+    there is none yet: then all of this is about the drift times their fourth root. `counts`, of `BINS` int64, is
+    increased by its `log_histogram`. `count` is as for `select_above`.
 
     >>> drift_select(torch.tensor([1.0, 2.0, 3.0]), [torch.tensor([1.0]), torch.tensor([4.0, 2.5])], 0.5)
     (tensor([1, 2]), tensor([-2.0000,  0.5000]), tensor(-1))

@@ -1,7 +1,7 @@
 """Between a device and the host: the place where the host waits for a device during a step."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ def read(*tensors: Tensor) -> list[Tensor]:
     copied = torch.cat(rows).cpu()
     edges = [0, *accumulate(map(len, rows))]
     # A copy of each, because a view as another type must begin at a multiple of its size.
-    parts = [copied[start:stop].clone() for start, stop in zip(edges, edges[1:], strict=False)]
+    parts = [copied[start:stop].clone() for start, stop in pairwise(edges)]
     return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 

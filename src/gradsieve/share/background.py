@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import torch
+
 from gradsieve.worlds.streams import SideStream
 
 T = TypeVar("T")
@@ -47,8 +49,8 @@ class Task(Generic[T]):
 class Background(Generic[T]):
     """A thread that runs tasks in order. It ends with its owner, and never keeps a process alive for long."""
 
-    def __init__(self, name: str, stream: SideStream) -> None:
-        self._stream = stream
+    def __init__(self, name: str, stream: SideStream | None = None) -> None:
+        self._stream = stream or SideStream(torch.device("cpu"))
         self._tasks: queue.SimpleQueue[Task[T] | None] = queue.SimpleQueue()
         self._last: list[Task[T]] = []
         threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True).start()

@@ -1,9 +1,9 @@
 """How a process group carries messages: where they live, and what is done about different lengths.
 
-The group's backends decide where messages live. NCCL carries tensors on GPUs only, gloo those on the host; a group
-`cpu:gloo,cuda:nccl` carries both. What a group cannot carry where it is, such as the text of a handshake over NCCL or
-weights on a device that gloo does not know, is moved and comes back. All data travel as bytes: not every backend knows
-every type.
+The group's backends decide where messages live. NCCL carries tensors on GPUs only, gloo those on the host; a
+group `cpu:gloo,cuda:nccl` carries both. What a group cannot carry where it is, such as the text of a handshake over
+NCCL or weights on a device that gloo does not know, is moved and comes back. All data travel as bytes: not every
+backend knows every type.
 """
 
 from collections.abc import Sequence

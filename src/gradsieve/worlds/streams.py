@@ -1,4 +1,4 @@
-"""Work beside the current stream of a device. On a CPU torch's own streams do nothing: the same code in plain order."""
+"""Work beside the current stream of a device. On a CPU torch's own streams do nothing: same code, plain order."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
