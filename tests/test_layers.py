@@ -29,6 +29,7 @@ CORE = [
     "ddp",
     "share",
     "extend",
+    "doctor",
 ]
 LAB = ["_files", "_owner", "conditions", "analysis", "launch", "netlab", "tasks", "runs", "report", "bench", "cli"]
 ORDER = {"gradsieve": CORE, "gradsieve_lab": LAB}
@@ -83,7 +84,17 @@ def test_nothing_below_the_worlds_knows_torch_distributed() -> None:
 
 def test_the_library_needs_little() -> None:
     """What `pip install gradsieve` brings, and what comes with Python."""
-    known = {"gradsieve", "torch", "numba", "llvmlite", "numpy", "safetensors", "scipy", *sys.stdlib_module_names}
+    known = {
+        "gradsieve",
+        "torch",
+        "triton",
+        "numba",
+        "llvmlite",
+        "numpy",
+        "safetensors",
+        "scipy",
+        *sys.stdlib_module_names,
+    }
     for path in FOLDERS["gradsieve"].rglob("*.py"):
         if path.name != "__main__.py":
             assert {module.split(".")[0] for module in imports(path)} <= known, path
