@@ -61,7 +61,8 @@ def joined(device: str, backend: str) -> Iterator[Group]:
     name = _backend(backend, where)
     setting: dict[str, Any] = {}
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        setting = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        setting = {"store": store, "rank": 0, "world_size": 1}
     if where.type == "cuda":
         torch.cuda.set_device(where)
         setting["device_id"] = where
