@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from ops import test_gpu_compiled as compiled
 
 from helpers import ROOT
+from ops import test_gpu_compiled as compiled
 
 TEXT = (ROOT / "docs" / "gpu.md").read_text()
 
