@@ -128,6 +128,12 @@ def test_the_command_says_what_is_missing(environment: Path) -> None:
     )
 
 
+def test_the_doctor_needs_nothing_more(environment: Path) -> None:
+    done = run(environment, "-m", "gradsieve", "doctor", "--seconds", "0.1", HOME=str(environment))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("all checks passed")
+
+
 def test_sidco_says_that_it_needs_scipy(environment: Path) -> None:
     code = "from gradsieve import make_sparsifier as make; make('sidco'); make('sidco', distribution='gamma')"
     done = run(environment, "-c", code)

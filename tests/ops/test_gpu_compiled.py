@@ -20,8 +20,8 @@ TARGETS = ("cuda:80", "cuda:90", "hip:gfx942")  # A100, H100, MI300
 TILE = 4_096  # elements that a program of a streaming kernel reads of each input
 VECTOR = 16  # bytes of the widest load that a thread can make
 
-# Two programs fit into one processor at the same time, so that one computes while the other waits for memory: on
-# NVIDIA 65,536 registers for programs of 256 threads, on gfx942 512 per lane for programs of 2 waves per SIMD unit.
+# Sixteen warps fit into one processor at the same time, so that some compute while others wait for memory: NVIDIA's
+# have 65,536 registers, 128 for each of 512 threads; those of gfx942 have 512 per lane of 4 SIMD units.
 MOST_REGISTERS = 128
 # Two programs fit into the 64 KiB that a processor of gfx942 has, four and more into those of sm_80 (164 KiB).
 MOST_SHARED_BYTES = 32 << 10

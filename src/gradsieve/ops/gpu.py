@@ -216,7 +216,8 @@ def flag(like: Tensor) -> Tensor:
 def bar_of(threshold: float, dtype: torch.dtype) -> int:
     """The bits of a threshold, rounded as torch does to compare a tensor with it; those of NaN lie above all."""
     if dtype == torch.float64:
-        return MAGNITUDE_64.value if math.isnan(threshold) else max(int(np.float64(threshold).view(np.int64)), 0)
+        bits = MAGNITUDE_64.value if math.isnan(threshold) else np.float64(threshold).view(np.int64)
+        return max(int(bits), 0)
     if math.isnan(threshold):
         return int(MAGNITUDE.value)
     with np.errstate(over="ignore"):

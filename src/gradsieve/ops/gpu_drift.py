@@ -259,7 +259,7 @@ def drift_select(
                 bad,
                 *_types(each.kind),
                 each.aligned,
-                **OPTIONS,
+                **(OPTIONS if bins is None else bins.options),
             )
     if bins is not None:
         bins.end()

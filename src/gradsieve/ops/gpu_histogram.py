@@ -81,11 +81,15 @@ def in_block() -> bool:
 
 
 class Bins:
-    """Where a launch counts: `rows` and `in_block` are its arguments; `end` adds what it counted to `counts`."""
+    """Where a launch counts: `rows` and `in_block` are its arguments; `end` adds what it counted to `counts`.
+
+    Bins in blocks are held in registers, so more threads share them.
+    """
 
     def __init__(self, counts: Tensor) -> None:
         self.counts, self.in_block = counts, in_block()
         shape, device = (ROWS_COUNT, BINS), counts.device
+        self.options = {**OPTIONS, "num_warps": 16} if self.in_block else OPTIONS
         self.rows = counts if self.in_block else torch.zeros(shape, dtype=torch.int32, device=device)
 
     def end(self) -> None:
@@ -98,6 +102,6 @@ def log_histogram(x: Tensor, start: int, stop: int) -> Tensor:
     if start < stop:
         first, last = start // TILE_SIZE, tiles(stop)
         bins, grid = Bins(counts), (min(last - first, PROGRAMS),)
-        _histogram[grid](x, len(x), start, stop, first, last, bins.rows, bins.in_block, **OPTIONS)
+        _histogram[grid](x, len(x), start, stop, first, last, bins.rows, bins.in_block, **bins.options)
         bins.end()
     return counts

@@ -65,6 +65,17 @@ def main() -> None:
     app()
 
 
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def doctor(context: typer.Context) -> None:
+    """Check devices, kernels and links: laws, speeds, latency.
+
+    Example: torchrun --nproc-per-node 2 -m gradsieve doctor
+    """
+    from gradsieve import doctor
+
+    raise typer.Exit(doctor.main(context.args))
+
+
 @app.command()
 def info(as_json: AsJson = False) -> None:
     """Show versions, machine, tasks and methods.
