@@ -135,15 +135,16 @@ def mean(results: list[dict[str, Tensor]], name: str) -> Tensor:
 
 
 def test_ranks_go_on_and_others_can_read_it(tmp_path: Path) -> None:
-    four, two, again = (tmp_path / name for name in ("four", "two", "again"))
-    for folder in (four, two, again):
+    def run(work: Any, ranks: int, saved: str) -> list[dict[str, Tensor]]:
+        """In a folder of its own: ranks meet there."""
+        folder = tmp_path / f"{work.__name__}-{ranks}-{saved}"
         folder.mkdir()
-    saved_by_four = run_processes(_same, 4, four, str(four))
-    read_by_two = run_processes(_resized, 2, two, str(four))
-    saved_by_two = run_processes(_same, 2, two, str(two))
-    read_by_four = run_processes(_resized, 4, again, str(two))
+        return run_processes(work, ranks, folder, str(tmp_path / saved))
+
+    saved_by_four, read_by_two = run(_same, 4, "four"), run(_resized, 2, "four")
+    saved_by_two, read_by_four = run(_same, 2, "two"), run(_resized, 4, "two")
     for saved, read in ((saved_by_four, read_by_two), (saved_by_two, read_by_four)):
         for name in KINDS:
             assert float(mean(saved, name).abs().max()) > 0
             torch.testing.assert_close(mean(read, name), mean(saved, name), rtol=1e-6, atol=1e-9)
-    run_processes(_other, 2, again, str(four))
+    run(_other, 2, "four")

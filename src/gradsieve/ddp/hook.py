@@ -17,6 +17,7 @@ from torch import Tensor
 from gradsieve._check import BadType
 from gradsieve.comm.exchange import sparse_sum
 from gradsieve.comm.traffic import Ledger, metered
+from gradsieve.ddp.advice import NoAdvice
 from gradsieve.ddp.layout import Layout, Place
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
@@ -38,9 +39,11 @@ class BucketHook:
         *,
         scaler: Any,
         check_every: int,
+        advice: NoAdvice,
     ) -> None:
         self.reducer, self.layout, self.world = reducer, layout, world
         self.parameters, self.scaler, self.check_every = parameters, scaler, check_every
+        self.advice = advice
         self.scale = 1.0  # of the loss, in the units of which residuals are
         self.report: StepReport | None = None
         self._buckets: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
@@ -116,6 +119,7 @@ class BucketHook:
         self.layout.write_(sent, places, [buffer for _, buffer in buckets])
         self.reducer.note_write(time.perf_counter() - started)
         self.report = self._with_beside()
+        self.advice.note(self.report)
         for future, buffer in buckets:
             future.set_result(buffer)
 

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradsieve import fsdp, ops
 from gradsieve._check import BadInput, at_least
+from gradsieve.ddp.advice import Advice, NoAdvice
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import Layout, checked, dense_parameters, describe
 from gradsieve.density import Density, Schedule
@@ -33,6 +34,7 @@ def sparsify(
     measure: bool = False,
     values: str = "fp32",
     feedback: Feedback | None = None,
+    advise: bool = True,
     **options: Any,
 ) -> "Sieve":
     """Send only part of the model's gradient from now on; returns the sieve that does it.
@@ -51,6 +53,7 @@ def sparsify(
         values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out is kept and sent later.
         feedback: what gradients add to the residual, `Plain()`, `Momentum(...)` or `LowPass(...)`; by default what
             the sparsifier's paper has.
+        advise: whether rank 0 may warn, once, after 50 steps, that plain DDP would be faster on this network.
     """
     at_least("check_every", check_every, 0)
     chosen = as_sparsifier(sparsifier, options)
@@ -83,8 +86,11 @@ def sparsify(
     reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels)
     unused = bool(model.find_unused_parameters or model.static_graph)
     layout = Layout(parameters.values(), apart=unused)
-    reducer.open(layout.n, next(iter(parameters.values())).device)
-    sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
+    device = next(iter(parameters.values())).device
+    reducer.open(layout.n, device)
+    advice = Advice(world, world.rank, layout.n, device) if advise else NoAdvice()
+    hook = BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every, advice=advice)
+    sieve = Sieve(hook)
     model.register_comm_hook(None, sieve.hook.on_bucket)
     model.register_forward_pre_hook(sieve.hook.drop_unfinished)
     return sieve
