@@ -45,13 +45,13 @@ class Advice(NoAdvice):
             full = self._full(exchange)
             if exchange > MARGIN * full and self.rank == 0:
                 warnings.warn(
-                    f"sparsifying does not pay on this network: an exchange takes {exchange * 1e3:.3g} ms, plain DDP "
-                    f"would need about {full * 1e3:.3g} ms for the full gradient (see gradsieve plan)",
+                    f"sparsifying does not pay on this network: an exchange takes {exchange * 1e3:.3g} ms, "
+                    f"plain DDP would need about {full * 1e3:.3g} ms for the full gradient (see gradsieve plan)",
                     stacklevel=2,
                 )
 
     def _full(self, exchange: float) -> float:
-        """Seconds of an all-reduce of the whole gradient; or of a part of it, if that takes longer than `exchange`."""
+        """Seconds of an all-reduce of the whole gradient; of a part of it, if that takes longer than `exchange`."""
         first = self._sum(min(SIZES[0], self.size))
         if first >= exchange or self.size <= SIZES[0]:
             return first
