@@ -23,7 +23,19 @@ def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout)
 
 
-COMMANDS = ("", "demo", "train", "compare", "simulate", "report", "info", "bench", "bench kernels", "bench step")
+COMMANDS = (
+    "",
+    "demo",
+    "train",
+    "compare",
+    "simulate",
+    "report",
+    "info",
+    "bench",
+    "bench kernels",
+    "bench step",
+    "plan",
+)
 TINY = ("--workers", "2", "--steps", "6", "--width", "0.1", "--batch", "8")
 
 

@@ -64,8 +64,8 @@ def words(
 def test_it_warns_once_where_the_network_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     found = words(monkeypatch, n=10**7, exchange=0.1, bandwidth=1e9)
     assert found == [
-        "sparsifying does not pay on this network: an exchange takes 100 ms, plain DDP would need about 40.1 ms for "
-        "the full gradient (see gradsieve plan)"
+        "sparsifying does not pay on this network: an exchange takes 100 ms, plain DDP would need about 40.1 ms "
+        "for the full gradient (see gradsieve plan)"
     ]
     assert words(monkeypatch, n=10**7, exchange=0.1, bandwidth=1e9, rank=1) == []
     assert len(words(monkeypatch, n=1000, exchange=0.1, bandwidth=1e9)) == 1  # a model below the measured sizes
