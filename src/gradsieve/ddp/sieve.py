@@ -91,8 +91,8 @@ def sparsify(
     advice = Advice(world, world.rank, layout.n, device) if advise else NoAdvice()
     hook = BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every, advice=advice)
     sieve = Sieve(hook)
-    model.register_comm_hook(None, sieve.hook.on_bucket)
-    model.register_forward_pre_hook(sieve.hook.drop_unfinished)
+    model.register_comm_hook(None, hook.on_bucket)
+    model.register_forward_pre_hook(hook.drop_unfinished)
     return sieve
 
 

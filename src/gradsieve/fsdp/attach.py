@@ -35,7 +35,8 @@ def attach(model: nn.Module, make: MakeReducer, process_group: Any, *, scaler: A
             "for a model of fully_shard, got None"
         )
     parameters = _parameters(model)
-    mesh: Any = next(iter(parameters.values())).device_mesh
+    first: Any = next(iter(parameters.values()))
+    mesh = first.device_mesh
     world = ProcessGroupWorld(group_of(process_group))
     place = f"shard {mesh.get_local_rank()} of {mesh.size()}"
     labels = {"shard": place} | {
@@ -71,7 +72,8 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         raise BadInput("model must have a trainable parameter, got none")
     meshes = set()
     for name, parameter in found.items():
-        mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
+        mesh: Any = getattr(parameter, "device_mesh", None)
+        placements: Any = getattr(parameter, "placements", None)
         if mesh is None:
             raise BadInput(
                 f"parameter {name} must be sharded by fully_shard, got one that is not: shard the root too"
