@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradsieve.comm.collectives import all_to_all
 from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.plan.links import Link
 from gradsieve.worlds import ProcessGroupWorld
@@ -40,7 +41,7 @@ def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
         return _seconds(world, device, once, REPEATS)
 
     def exchange() -> object:
-        return world._all_to_all(rows, one, one)
+        return world.run([all_to_all("probe", rows, one, world.rank, one)])
 
     def ring() -> object:
         return dist.all_reduce(small, group=world.group)
