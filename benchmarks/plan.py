@@ -40,7 +40,7 @@ from gradsieve_lab.netlab.rates import parse_links, parse_rate
 
 OUT = Path(__file__).parent / "data" / "plan.csv"
 HOSTS, RATES, WIDTHS = (8, 4, 2), ("20mbit", "100mbit", "1gbit"), (1024, 512, 170)
-DENSITIES = (0.001, 0.01)
+DENSITIES = (0.01,)
 LAYERS = 10
 GRADIENTS, FP16, POWERSGD = "shared_threshold", "fp16 hook", "PowerSGD rank 4"
 # How a case of the bench is called in a plan.
@@ -53,8 +53,9 @@ WAYS = {
     **{(LATE, density): f"weights {density:g} delay=1" for density in DENSITIES},
 }
 WARM_UP = 12  # steps, where a threshold must be found
-LONG_S, FEW = 4.0, 2  # steps that take longer than this are warmed up once and timed twice
-ENOUGH_S, LEAST, MOST = 2.0, 5, 15  # others as often as fits into this time, within limits
+LONG_S, FEW = 3.0, 2  # steps that take longer than this are warmed up once and timed twice
+VERY_LONG_S = 10.0  # where a full gradient takes longer, only plain DDP is measured of those that send it, and once
+ENOUGH_S, LEAST, MOST = 1.5, 4, 15  # others as often as fits into this time, within limits
 STREAK = 8  # steps in a row with delay=1, whose last exchange is waited for
 
 
@@ -102,7 +103,8 @@ def times(case: Case) -> list[float]:
         case.step()  # the first two send everything
     if late:
         return [_ms(case, STREAK) for _ in range(FEW)]
-    again = torch.tensor(FEW if slow else min(max(round(ENOUGH_S * 1e3 / _ms(case, 1)), LEAST), MOST))
+    few = 1 if float(first) > VERY_LONG_S * 1e3 else FEW
+    again = torch.tensor(few if slow else min(max(round(ENOUGH_S * 1e3 / _ms(case, 1)), LEAST), MOST))
     dist.all_reduce(again, dist.ReduceOp.MIN)
     return [_ms(case, 1) for _ in range(int(again))]
 
@@ -117,7 +119,7 @@ def _ms(case: Case, steps: int) -> float:
     return (time.perf_counter() - started) / steps * 1e3
 
 
-def work(post: Post, width: int) -> Found:
+def work(post: Post, width: int, rate: str) -> Found:
     """What one worker measured: each method's steps, those of computing alone, the link, ways and overlaps."""
     world = ProcessGroupWorld()
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
@@ -125,7 +127,10 @@ def work(post: Post, width: int) -> Found:
     link = probe.measure_link(world, device)
     alone = times(make_case(ALONE, post.rank, 1.0, width))
     found, overlap = {}, {}
+    very_long = dense_seconds(post.workers, rate, LAYERS * (width * width + width)) > VERY_LONG_S
     for name, density in WAYS:
+        if very_long and name in (FP16, POWERSGD):
+            continue
         case = make_case(name, post.rank, density, width)
         found[WAYS[name, density]] = times(case)
         if name == GRADIENTS and case.sieve is not None and case.sieve.report is not None:
@@ -138,19 +143,22 @@ def work(post: Post, width: int) -> Found:
     return found, alone, link, list(ways), overlap
 
 
-def cell(hosts: int, rate: str, width: int) -> list[Row]:
+def cell(hosts: int, rate: str, n: int) -> list[Row]:
+    width = width_of(n)
     with network(parse_links(rate, hosts)) as made:
-        results = run_workers(work, hosts, width, places=made.places(hosts))
+        results = run_workers(work, hosts, width, rate, places=made.places(hosts))
     link: Link = results[0][2]
     compute = spread(_slowest([result[1] for result in results]))[0]
     rows, where = [], conditions()
     for index, way in enumerate(results[0][3]):
+        if way.name not in results[0][0]:
+            continue
         taken = spread(_slowest([result[0][way.name] for result in results]))
         local = statistics.fmean(result[3][index].local for result in results)
         row = Row(
             hosts,
             rate,
-            LAYERS * (width * width + width),
+            n,
             way.name,
             *taken,
             0.0,
@@ -167,6 +175,10 @@ def cell(hosts: int, rate: str, width: int) -> list[Row]:
     return again(rows)
 
 
+def width_of(n: int) -> int:
+    return round((n / LAYERS) ** 0.5 - 0.5)
+
+
 def _slowest(parts: list[list[float]]) -> list[float]:
     return [max(each) for each in zip(*parts, strict=True)]
 
@@ -175,7 +187,7 @@ def again(rows: list[Row]) -> list[Row]:
     """The rows with the predictions of today's model."""
     found = []
     for row in rows:
-        side = round((row.n / LAYERS) ** 0.5 - 0.5)
+        side = width_of(row.n)
         model = nn.Sequential(*(nn.Linear(side, side, device="meta") for _ in range(LAYERS)))
         link = Link(row.bandwidth_mbit * 1e6 / 8, row.latency_ms / 1e3, row.message_ms / 1e3, row.wake_ms / 1e3)
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
@@ -220,24 +232,33 @@ def main() -> None:
         write(again(rows))
         return
     deadline = time.monotonic() + 60 * given.minutes
-    for width, rate, hosts in product(WIDTHS, RATES, HOSTS):
-        n = LAYERS * (width * width + width)
+    cells = (
+        (hosts, rate, LAYERS * (width * width + width)) for width, rate, hosts in product(WIDTHS, RATES, HOSTS)
+    )
+    for hosts, rate, n in sorted(cells, key=lambda each: expected(*each)):
         known = any((row.hosts, row.links, row.n) == (hosts, rate, n) for row in rows)
         if known or time.monotonic() + expected(hosts, rate, n) > deadline:
             continue
         started = time.monotonic()
-        rows += cell(hosts, rate, width)
+        fresh = cell(hosts, rate, n)
+        rows += fresh
         write(rows)
-        worst = max(abs(row.error) for row in rows[-len(WAYS) :])
+        worst = max(abs(row.error) for row in fresh)
         taken = time.monotonic() - started
         sys.stdout.write(f"{hosts} hosts, {rate}, {n:,} parameters: {taken:.0f} s, worst error {worst:.0%}\n")
         sys.stdout.flush()
 
 
 def expected(hosts: int, rate: str, n: int) -> float:
-    """Seconds that a cell takes, about: most go into full gradients."""
-    dense = ring_all_reduce_bytes(4 * n, hosts) * 8 / parse_rate(rate)
-    return (7 if dense > LONG_S else 14) * dense + 20 + 6 * hosts
+    """Seconds that a cell takes, about."""
+    dense = dense_seconds(hosts, rate, n)
+    times = 2 if dense > VERY_LONG_S else 7 if dense > LONG_S else 12
+    return times * dense + 12 + hosts * (2 + 4 * n / 1e7)
+
+
+def dense_seconds(hosts: int, rate: str, n: int) -> float:
+    """Of a full gradient on the wire."""
+    return ring_all_reduce_bytes(4 * n, hosts) * 8 / parse_rate(rate)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,36 @@ def _where(row: dict[str, str]) -> str:
     return f"{row['links'] or 'loopback'}, {row['workers']} workers"
 
 
+def plan() -> str:
+    """A line a cell; measured and predicted milliseconds of each method, and the error."""
+    rows = read("plan")
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    cells = dict[tuple[int, int, str], dict[str, str]]()
+    inside: dict[str, list[bool]] = {way: [] for way in ways}
+    for row in rows:
+        measured, predicted = float(row["measured_ms"]), float(row["predicted_ms"])
+        error = predicted / measured - 1
+        inside[row["way"]].append(abs(error) <= TOLERANCE)
+        rate = round(float(row["bandwidth_mbit"]))
+        cell = cells.setdefault((int(row["n"]), -rate, row["hosts"]), {"": f"{row['links']}, {row['hosts']} hosts"})
+        bold = "" if inside[row["way"]][-1] else "**"
+        cell[row["way"]] = f"{_short(measured)} / {_short(predicted)}, {bold}{error:+.0%}{bold}"
+    lines = [
+        [f"{n / 1e6:.1f}M, {cell['']}", *(cell.get(way, "") for way in ways)]
+        for (n, _, _), cell in sorted(cells.items(), key=lambda pair: pair[0])
+    ]
+    lines.append([f"within {TOLERANCE:.0%}", *(f"{sum(inside[way])} of {len(inside[way])}" for way in ways)])
+    table = markdown(["measured / predicted ms per step", *ways], lines)
+    return f"{table}\n\n({under(rows)}, commit {rows[0]['commit']})"
+
+
+TOLERANCE = 0.2
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
 def gpt() -> str:
     """A line a method of the small GPT that exchanges in every step, or a yardstick."""
     return _gpt(lambda method: "every=" not in method or method in ("average:every=77", "average:every=8"))
@@ -220,6 +250,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density},
     "docs/judges.md": {"judges": judges},
+    "docs/plan.md": {"plan": plan},
     "docs/share.md": {"five": five, "gpt": gpt, "local": local, "sharing": sharing},
     "docs/reproduction.md": {"verdicts": verdicts, "criteria": criteria, "notes": notes},
 }

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,19 @@ def run(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout)
 
 
-COMMANDS = ("", "demo", "train", "compare", "simulate", "report", "info", "bench", "bench kernels", "bench step")
+COMMANDS = (
+    "",
+    "demo",
+    "train",
+    "compare",
+    "simulate",
+    "report",
+    "info",
+    "bench",
+    "bench kernels",
+    "bench step",
+    "plan",
+)
 TINY = ("--workers", "2", "--steps", "6", "--width", "0.1", "--batch", "8")
 
 
@@ -196,6 +209,14 @@ def test_report_is_rebuilt_from_records(tmp_path: Path) -> None:
         (("bench", "step", "--workers", "2,x"), "workers must be a whole number, got 'x'"),
         (("bench", "step", "--density", "0"), "density must be in (0, 1], got 0.0"),
         (("bench", "kernels", "--out", "."), "out must be a file, got the folder ."),
+        (("plan",), "one of WHAT, --parameters, --model-bytes must be given, got none"),
+        (("plan", "--parameters", "1x"), "parameters must be a number such as 125M, got '1x'"),
+        (("plan", "--parameters", "1M", "--model-bytes", "4M"), "got --parameters, --model-bytes"),
+        (("plan", "--parameters", "1M", "--workers", "4"), "workers and link must be given"),
+        (("plan", "--parameters", "1M", "--workers", "4", "--link", "1gbit"), "step_ms must be given"),
+        (("plan", "nothing"), "WHAT must be MODULE:factory or a script that ends in .py, got 'nothing'"),
+        (("plan", "--parameters", "1M", "--densities", "a"), "densities must be numbers separated by commas"),
+        (("plan", "--parameters", "1M", "--html", "."), "out must be a file, got the folder ."),
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -304,3 +325,50 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, 
     done = invoke("compare", "mlp", *TINY)
     assert type(done.exception) is error
     assert "gradsieve: " not in done.output
+
+
+def test_plan_in_numbers(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    given = ("plan", "--parameters", "100k", "--workers", "4096", "--link", "100mbit", "--step-ms", "50")
+    few = ("--densities", "0.01", "--every", "1")
+    done = invoke(*given, *few, "--html", str(page))
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines[:-1])) <= COLUMNS  # the last is a path
+    assert lines[0].startswith("100,000 parameters, 4,096 workers, 100 Mbit/s, 0.12 ms latency, 50 ms")
+    assert "4,096 workers are an extrapolation on paper." in done.stdout.replace("\n", " ")
+    assert "<svg" in page.read_text()
+    machine = invoke(*given, *few, "--json")
+    assert json.loads(machine.stdout)["ways"][0]["name"] == "plain DDP"
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+def build():
+    model = nn.Linear(100, 10)
+    x = torch.randn(4, 100)
+    return model, lambda: model(x).square().mean()
+"""
+
+
+def test_plan_measures_between_ranks(tmp_path: Path) -> None:
+    """Under torchrun: the network, how busy processors are, and the step of a factory's model."""
+    (tmp_path / "factory_of_mine.py").write_text(FACTORY)
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
+    command = ("-m", "gradsieve", "plan", "factory_of_mine:build", "--densities", "0.1", "--every", "1", "--json")
+    done = subprocess.run(
+        [sys.executable, *torchrun, "--rdzv-endpoint", "localhost:0", *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["parameters"], found["workers"]) == (1010, 2)
+    assert found["compute_ms"] > 0
+    assert found["link"]["bandwidth"] > 1e6
+    assert 0 <= found["link"]["latency"] < 1

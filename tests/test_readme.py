@@ -25,7 +25,8 @@ def test_every_file_that_is_named_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["README.md", "docs/density.md", "docs/judges.md", "docs/reproduction.md", "docs/share.md"]
+    "file",
+    ["README.md", "docs/density.md", "docs/judges.md", "docs/plan.md", "docs/reproduction.md", "docs/share.md"],
 )
 def test_tables_are_those_of_the_rows(file: str) -> None:
     found = load("benchmarks/tables.py").filled(file)

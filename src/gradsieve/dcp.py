@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -21,7 +21,9 @@ from gradsieve.comm.collectives import all_reduce
 from gradsieve.ddp import Sieve
 from gradsieve.share import ShareSieve
 from gradsieve.state.parts import CheckpointError, decoded, encoded
+from gradsieve.worlds import ProcessGroupWorld
 
+WORKERS = "workers"  # what the rows of all ranks are kept under, unless they hold different shards
 _COMPARED = ("sparsifier", "options", "n")
 
 
@@ -53,9 +55,12 @@ class SieveState:
             raise BadInput(f"sieve must be what sparsify or share returned, got {type(sieve).__name__}")
         self.sieve, self.extra, self.key = sieve, dict(extra or {}), key
         self._reader = FileSystemReader(saved) if isinstance(saved, str | Path) else saved
-        gradients = isinstance(sieve, Sieve)
-        self._part = (sieve.hook.part if gradients else "") or "workers"
-        self._labels = sieve.reducer.labels if gradients else sieve.replica.labels
+        assert isinstance(sieve.world, ProcessGroupWorld)
+        self._world = sieve.world
+        if isinstance(sieve, Sieve):
+            self._part, self._labels = sieve.hook.part or WORKERS, sieve.reducer.labels
+        else:
+            self._part, self._labels = WORKERS, sieve.replica.labels
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what is written; or, where a checkpoint to load is given, room for what it holds."""
@@ -64,7 +69,7 @@ class SieveState:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from what was read."""
         found = state_dict[self._part]
-        rank, size = self.sieve.world.rank, self.sieve.world.size
+        rank, size = self._world.rank, self._world.size
         rows: Mapping[str, Tensor] = found["rows"]
         before = next(iter(rows.values())).shape[0]
         text = json.loads(found["plain"][f"rank-{rank % before}"])
@@ -94,11 +99,11 @@ class SieveState:
             for name, tensor in tensors.items()
             if tensor.numel()
         }
-        return {"rows": rows, "plain": {f"rank-{self.sieve.world.rank}": json.dumps(text)}}
+        return {"rows": rows, "plain": {f"rank-{self._world.rank}": json.dumps(text)}}
 
     def _room(self) -> dict[str, Any]:
         """Tensors to read into: of vectors as long as the model only this rank's rows, of others all."""
-        known = self._reader.read_metadata().state_dict_metadata
+        known: Mapping[str, Any] = self._reader.read_metadata().state_dict_metadata
         inside = re.compile(rf"(?:(.*)\.)?{re.escape(self._part)}\.rows\.(.+)")
         matches = [(match, known[name]) for name in known if (match := inside.fullmatch(name))]
         keys = {match[1] for match, _ in matches}
@@ -112,10 +117,10 @@ class SieveState:
             raise CheckpointError(f"the checkpoint must hold {self._part} of a sieve, got none")
         before = matches[0][1].size[0]
         room = {match[2]: self._empty(stored.size, stored.properties.dtype) for match, stored in matches}
-        return {"rows": room, "plain": {f"rank-{self.sieve.world.rank % before}": ""}}
+        return {"rows": room, "plain": {f"rank-{self._world.rank % before}": ""}}
 
     def _empty(self, size: torch.Size, dtype: torch.dtype) -> Tensor:
-        world, device = self.sieve.world, self._device
+        world, device = self._world, self._device
         if len(size) != 2 or size[1] != self._n:
             return torch.empty(size, dtype=dtype, device=device)
         each = -(-size[0] // world.size)
@@ -126,7 +131,7 @@ class SieveState:
         )
 
     def _mine(self, rows: Tensor, before: int, n: int) -> Tensor:
-        world = self.sieve.world
+        world = self._world
         if not isinstance(rows, DTensor):
             return rows[world.rank % before]
         own: Tensor = rows.to_local()
@@ -158,7 +163,7 @@ class SieveState:
         return self.sieve.reducer.residual if isinstance(self.sieve, Sieve) else self.sieve.replica.weights.shared
 
     def _mesh(self, device: torch.device) -> DeviceMesh:
-        group = self.sieve.world.group or torch.distributed.group.WORLD
+        group = self._world.group or torch.distributed.group.WORLD
         assert group is not None
         return DeviceMesh.from_group(group, device.type)
 

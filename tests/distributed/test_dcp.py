@@ -109,25 +109,21 @@ def _resized(rank: int, world_size: int, folder: str) -> dict[str, Tensor]:
         found[name] = run.vector()
         train(run, rank, range(12, 15))
         run.sieve.check_replicas()
-    if rank == 0:
-        _refusals(Path(folder))
+    _other(Path(folder) / "weights", Path(folder) / f"without-{world_size}")
     return found
 
 
-def _refusals(folder: Path) -> None:
-    with pytest.raises(ValueError, match="sieve must be what sparsify or share returned, got Linear"):
-        SieveState(nn.Linear(1, 1))  # type: ignore[arg-type]
-
-
-def _other(rank: int, world_size: int, folder: str) -> None:
-    """A checkpoint of something else, and one without a sieve."""
+def _other(saved: Path, fresh: Path) -> None:
+    """A checkpoint of something else, one without a sieve, and something that is no sieve."""
     model = nn.Linear(16, 24)
     sieve = gradsieve.share(model, torch.optim.SGD(model.parameters(), lr=0.1), density=DENSITY)
     with pytest.raises(gradsieve.CheckpointError, match="must have this run's n, 408, got 508"):
-        dcp.load({"sieve": SieveState(sieve, Path(folder) / "weights")}, checkpoint_id=Path(folder) / "weights")
-    dcp.save({"model": model.state_dict()}, checkpoint_id=Path(folder) / "without")
+        dcp.load({"sieve": SieveState(sieve, saved)}, checkpoint_id=saved)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=fresh)
     with pytest.raises(gradsieve.CheckpointError, match="must hold workers of a sieve, got none"):
-        SieveState(sieve, Path(folder) / "without").state_dict()
+        SieveState(sieve, fresh).state_dict()
+    with pytest.raises(ValueError, match="sieve must be what sparsify or share returned, got Linear"):
+        SieveState(model)  # type: ignore[arg-type]
 
 
 def mean(results: list[dict[str, Tensor]], name: str) -> Tensor:
@@ -135,15 +131,15 @@ def mean(results: list[dict[str, Tensor]], name: str) -> Tensor:
 
 
 def test_ranks_go_on_and_others_can_read_it(tmp_path: Path) -> None:
-    four, two, again = (tmp_path / name for name in ("four", "two", "again"))
-    for folder in (four, two, again):
+    def run(work: Any, ranks: int, saved: str) -> list[dict[str, Tensor]]:
+        """In a folder of its own: ranks meet there."""
+        folder = tmp_path / f"{work.__name__}-{ranks}-{saved}"
         folder.mkdir()
-    saved_by_four = run_processes(_same, 4, four, str(four))
-    read_by_two = run_processes(_resized, 2, two, str(four))
-    saved_by_two = run_processes(_same, 2, two, str(two))
-    read_by_four = run_processes(_resized, 4, again, str(two))
+        return run_processes(work, ranks, folder, str(tmp_path / saved))
+
+    saved_by_four, read_by_two = run(_same, 4, "four"), run(_resized, 2, "four")
+    saved_by_two, read_by_four = run(_same, 2, "two"), run(_resized, 4, "two")
     for saved, read in ((saved_by_four, read_by_two), (saved_by_two, read_by_four)):
         for name in KINDS:
             assert float(mean(saved, name).abs().max()) > 0
             torch.testing.assert_close(mean(read, name), mean(saved, name), rtol=1e-6, atol=1e-9)
-    run_processes(_other, 2, again, str(four))

@@ -18,6 +18,7 @@ from gradsieve import ops
 from gradsieve._check import BadType
 from gradsieve.comm.exchange import sparse_sum
 from gradsieve.comm.traffic import Ledger, metered
+from gradsieve.ddp.advice import NoAdvice
 from gradsieve.ddp.layout import Layout, Place
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
@@ -42,9 +43,11 @@ class BucketHook:
         *,
         scaler: Any,
         check_every: int,
+        advice: NoAdvice,
     ) -> None:
         self.reducer, self.layout, self.world = reducer, layout, world
         self.parameters, self.scaler, self.check_every = parameters, scaler, check_every
+        self.advice = advice
         self.scale = 1.0  # of the loss, in the units of which residuals are
         self.report: StepReport | None = None
         self.totals = Totals(layout.n, world.size)
@@ -140,6 +143,7 @@ class BucketHook:
         self.reducer.note_write(time.perf_counter() - started)
         self.report = self._with_beside()
         self.totals = self.totals.with_step(self.report)
+        self.advice.note(self.report)
         for future, buffer in buckets:
             future.set_result(buffer)
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve import fsdp, ops
 from gradsieve._check import BadInput, at_least
+from gradsieve.ddp.advice import Advice, NoAdvice
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import checked, dense_parameters, labels_of, layout_of
 from gradsieve.ddp.watch import watch_first_step
@@ -45,6 +46,7 @@ def sparsify(
     feedback: Feedback | None = None,
     timeout: float | timedelta = DEFAULT_S,
     join: bool = False,
+    advise: bool = True,
     **options: Any,
 ) -> "Sieve":
     """Send only part of the model's gradient from now on; returns the sieve that does it.
@@ -65,6 +67,7 @@ def sparsify(
             the sparsifier's paper has.
         timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
         join: this worker joins others that train already and call `sieve.regroup` at the same time.
+        advise: whether rank 0 may warn, once, after 50 steps, that plain DDP would be faster on this network.
     """
     at_least("check_every", check_every, 0)
     chosen, limit = as_sparsifier(sparsifier, options), seconds(timeout)
@@ -99,7 +102,9 @@ def sparsify(
     reducer.open(layout.n, device, limit_of_values)
     momentum = getattr(reducer.method.feedback, "momentum", 0.0)
     watch_first_step(parameters.values(), momentum=momentum, scaled=scaler is not None)
-    sieve = Sieve(BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every))
+    advice = Advice(world, world.rank, layout.n, device) if advise else NoAdvice()
+    hook = BucketHook(reducer, layout, world, parameters, scaler=scaler, check_every=check_every, advice=advice)
+    sieve = Sieve(hook)
     sieve.attach(model)
     if join:
         sieve._regroup(joins=True)
@@ -144,6 +149,7 @@ class Sieve:
         world = ProcessGroupWorld(process_group, self.world.timeout, device=self.world.device)
         self.world.close()
         self.world = hook.world = world
+        hook.advice = NoAdvice()  # it was about the group before
         if model is not None:
             hook.parameters, hook.layout = parameters, layout_of(model)
             self.attach(model)

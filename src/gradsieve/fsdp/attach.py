@@ -37,9 +37,9 @@ def attach(
             "for a model of fully_shard, got None"
         )
     parameters = _parameters(model)
-    mesh: Any = next(iter(parameters.values())).device_mesh
-    device = local(next(iter(parameters.values()))).device
-    world = ProcessGroupWorld(group_of(process_group), timeout, device=device)
+    first: Any = next(iter(parameters.values()))
+    mesh = first.device_mesh
+    world = ProcessGroupWorld(group_of(process_group), timeout, device=local(first).device)
     place = f"shard {mesh.get_local_rank()} of {mesh.size()}"
     labels = {"shard": place} | {
         f"parameter {number}": describe(name, parameter)
@@ -74,7 +74,8 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         raise BadInput("model must have a trainable parameter, got none")
     meshes = set()
     for name, parameter in found.items():
-        mesh, placements = getattr(parameter, "device_mesh", None), getattr(parameter, "placements", ())
+        mesh: Any = getattr(parameter, "device_mesh", None)
+        placements: Any = getattr(parameter, "placements", None)
         if mesh is None:
             raise BadInput(
                 f"parameter {name} must be sharded by fully_shard, got one that is not: shard the root too"

@@ -84,7 +84,8 @@ def _model(model: nn.Module | int) -> tuple[int, Shapes, torch.device]:
         found = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not found:
             raise BadInput("model must have a trainable parameter, got none")
-        return sum(each.numel() for each in found), [tuple(each.shape) for each in found], found[0].device
+        device = found[0].device if found[0].device.type != "meta" else torch.device("cpu")
+        return sum(each.numel() for each in found), [tuple(each.shape) for each in found], device
     if isinstance(model, bool) or not isinstance(model, int):
         raise BadType(f"model must be a torch.nn.Module or a number of parameters, got {model!r}")
     return at_least("parameters", model, 1), local.shapes_of(model), torch.device("cpu")

@@ -105,8 +105,8 @@ def _attach(ddp: DistributedDataParallel, name: str, density: float, options: di
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return None
     if name in NARROW:
-        return sparsify(ddp, OURS, density=density, values=NARROW[name])
-    return sparsify(ddp, name, density=density, **options)
+        return sparsify(ddp, OURS, density=density, values=NARROW[name], advise=False)
+    return sparsify(ddp, name, density=density, advise=False, **options)
 
 
 def _inputs(rank: int, width: int) -> Tensor:

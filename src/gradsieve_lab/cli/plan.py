@@ -93,8 +93,7 @@ def _subject(what: str, arguments: list[str], parameters: str, model_bytes: str)
         return at_least("model_bytes", _count("model_bytes", model_bytes), 4) // 4, None, None
     if what.endswith(".py"):
         shapes, seconds = watch(Path(what), arguments)
-        model = torch.nn.ParameterList(torch.empty(shape, device="meta") for shape in shapes)
-        return model, seconds * 1e3, None
+        return torch.nn.ParameterList(torch.empty(shape, device="meta") for shape in shapes), seconds * 1e3, None
     if ":" not in what:
         raise BadInput(f"WHAT must be MODULE:factory or a script that ends in .py, got {what!r}")
     model, loss = made_by(what)

@@ -64,6 +64,7 @@ class SieveCarrier:
             dense_steps=settings.dense_steps,
             measure=True,
             values=settings.values,
+            advise=False,  # methods are compared on purpose
             **settings.all_options(),
         )
 
