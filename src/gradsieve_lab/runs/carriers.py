@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradsieve.state import checkpoint
 from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.ddp import sparsify
+from gradsieve.state import checkpoint
+from gradsieve.worlds import ProcessGroupWorld
 from gradsieve_lab.runs.bare_state import bare_state
 from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
 from gradsieve_lab.runs.methods import DENSE, is_hook
 from gradsieve_lab.runs.settings import Settings
-from gradsieve.worlds import ProcessGroupWorld
 
 # torch 2.13 gave this option a new name and warns at the old one.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -64,6 +64,7 @@ class SieveCarrier:
             dense_steps=settings.dense_steps,
             measure=True,
             values=settings.values,
+            timeout=settings.timeout,
             **settings.all_options(),
         )
 
@@ -86,7 +87,7 @@ class HookCarrier:
     pass: what counts as communication is what is left of it after the last gradient was ready."""
 
     def __init__(self, ddp: DistributedDataParallel, settings: Settings) -> None:
-        self.settings, self.world = settings, ProcessGroupWorld()
+        self.settings, self.world = settings, ProcessGroupWorld(timeout=settings.timeout)
         self.n = sum(parameter.numel() for parameter in ddp.parameters())
         self.state: Any = None
         self._compressed = 0  # elements that PowerSGD has sent so far, by its own count

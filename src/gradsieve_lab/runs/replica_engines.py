@@ -5,21 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradsieve.share.broadcast import broadcast_
 from gradsieve.state import checkpoint
 from gradsieve.state.checkpoint import CheckpointError
+from gradsieve.worlds import ProcessGroupWorld, VirtualWorld, World
 from gradsieve_lab.runs.bare_state import bare_state
-from gradsieve_lab.runs.engines import score
+from gradsieve_lab.runs.engines import mean_over, score
 from gradsieve_lab.runs.facts import Facts
 from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.runs.sharing import SHARINGS, state_tensors
-from gradsieve.share.broadcast import broadcast_
 from gradsieve_lab.tasks import Data, Task
-from gradsieve.worlds import ProcessGroupWorld, VirtualWorld, World
 
 
 class _Replicas:
@@ -109,12 +108,12 @@ class ProcessReplica(_Replicas):
     """One worker, in a process group that exists, without DDP."""
 
     def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Settings) -> None:
-        world = ProcessGroupWorld()
+        world = ProcessGroupWorld(timeout=settings.timeout)
         super().__init__(task, data, feeds, settings, [world.rank], world)
 
     def mean(self, numbers: Tensor) -> Tensor:
-        dist.all_reduce(numbers)
-        return numbers / self.world.size
+        assert isinstance(self.world, ProcessGroupWorld)
+        return mean_over(self.world, numbers)
 
 
 class VirtualReplicas(_Replicas):

@@ -97,7 +97,7 @@ def summarise(run: Run) -> Summary:
         imbalance_mean=_mean(_known(steps, "imbalance")),
         buildup_mean=_mean(buildups) if buildups else None,
         **phases,
-        seconds=sum(line["seconds"]["step"] for line in steps),
+        seconds=sum(line["seconds"].get("step") or 0.0 for line in steps),
         end=run.end["reason"] if run.end else "unfinished",
     )
 
