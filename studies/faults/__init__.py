@@ -1,4 +1,4 @@
-"""Faults on purpose: workers killed and stopped, links cut, disks full, files damaged, bits flipped; and soak and scale.
+"""Faults on purpose: workers killed or stopped, links cut, disks full, files damaged, bits flipped; soak and scale.
 
 Run it:  python -m studies.faults --quick
 """

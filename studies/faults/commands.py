@@ -13,7 +13,10 @@ from pathlib import Path
 
 from studies.faults.trials import Result
 
-_TRAIN = "train mlp --workers 2 --steps 24 --batch 8 --limit 200 --eval-every 24 --checkpoint-every 4 --timeout 20 --json"
+_TRAIN = (
+    "train mlp --workers 2 --steps 24 --batch 8 --limit 200 --eval-every 24 --checkpoint-every 4 --timeout 20 "
+    "--json"
+)
 _EXPECTED: list[list[float]] = []
 
 

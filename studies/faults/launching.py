@@ -22,7 +22,7 @@ def launch(
 ) -> "Launch":
     """All workers of a plan, from start to end."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["studies.faults.worker"])
+    context.set_forkserver_preload(["studies.faults.preload"])
     Path(plan.reports).mkdir(parents=True, exist_ok=True)
     for old in Path(plan.reports).glob("*"):
         old.unlink()

@@ -192,6 +192,7 @@ class Worker:
             "gloo", f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=20)
         )
         if self.plan.mode == "sparsify":
+            del self.model
             self.model = DistributedDataParallel(self.net)
             found = self.sieve.regroup(ddp_model=self.model)
         else:
