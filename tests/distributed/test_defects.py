@@ -1,6 +1,5 @@
 """Defects of the first campaign: empty parameters, float16, densities that differ, odd surroundings."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradsieve import Budget, VirtualWorld, sparsify, virtual_reducers
 from gradsieve._check import BadInput
-from helpers import LIBRARY, ROOT
+from helpers import LIBRARY
 
 
 class _Gaps(nn.Module):
@@ -108,16 +107,14 @@ def test_the_default_dtype_does_not_matter(dtype: torch.dtype) -> None:
             assert torch.equal(one, other), name
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user who can write nowhere")
 def test_kernels_work_where_nothing_can_be_cached() -> None:
-    """Neither the package's folder nor HOME can be written."""
+    """Neither the package's folder nor HOME can be written: Numba finds no place for its cache."""
     script = (
-        "import os; os.setgid(65534); os.setuid(65534)\n"
+        "from numba.core.caching import CacheImpl; CacheImpl._locator_classes = []\n"
         "import torch, gradsieve.ops as ops\n"
         "assert ops.select_above(torch.tensor([1.0, -3.0, 2.0]), 2.0).tolist() == [1, 2]\n"
     )
-    settings = {"HOME": "/nonexistent", "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
