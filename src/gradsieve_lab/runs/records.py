@@ -101,7 +101,7 @@ def read_run(path: Path) -> Run:
     kinds: dict[str, list[Line]] = {"run": [], "step": [], "metric": [], "end": []}
     for number, line in enumerate(lines, 1):
         kind = line.get("kind")
-        if kind not in kinds or (kind == "run") != (number == 1):
+        if not isinstance(kind, str) or kind not in kinds or (kind == "run") != (number == 1):
             raise RecordError(f"{file} must be a gradsieve record, got kind {kind!r} in line {number}")
         kinds[kind].append(line)
     if not lines or lines[0].get("version") != VERSION:
