@@ -50,7 +50,8 @@ def campaign(
     names = only or list(_QUICK if quick else KINDS)
     left_out = [name for name in names if name in _NEED_ROOT and not disks.root()]
     names = [name for name in names if name not in left_out]
-    chance, started, results = random.Random(seed), time.monotonic(), []
+    chance, started = random.Random(seed), time.monotonic()
+    results: list[Result] = []
     while len(results) < trials and not (seconds and time.monotonic() - started > seconds):
         name = chance.choices(names, [KINDS[name][1] for name in names])[0]
         result = _one(name, random.Random(chance.random()))

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -64,6 +64,15 @@ class Trap:
                     raise Injected("an error of the trial")
                 os.kill(os.getpid(), SIGNALS[self.plan.fault])
                 time.sleep(0.2)  # a signal may take a moment
+
+    def before(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that passes the trap first."""
+
+        def passing(*arguments: Any, **keywords: Any) -> Any:
+            self.reach(phase)
+            return call(*arguments, **keywords)
+
+        return passing
 
 
 class TrappedWatch:
@@ -130,7 +139,8 @@ class Worker:
                 self.net.load_state_dict(extra["model"])
 
     def _wrap(self) -> None:
-        mode, ways = self.plan.mode, {"density": 0.1, "timeout": self.plan.timeout}
+        mode = self.plan.mode
+        ways: dict[str, Any] = {"density": 0.1, "timeout": self.plan.timeout}
         self.model: nn.Module = self.net
         self.sieve: Any
         if mode == "sparsify":
@@ -143,12 +153,10 @@ class Worker:
     def _set_traps(self) -> None:
         trap, sieve = self.trap, self.sieve
         if self.plan.mode == "sparsify":
-            add, write = sieve.reducer.add, sieve.hook.layout.write_
-            sieve.reducer.add = lambda *a, **k: (trap.reach("accumulate"), add(*a, **k))[1]
-            sieve.hook.layout.write_ = lambda *a: (trap.reach("write"), write(*a))[1]
+            sieve.reducer.add = trap.before("accumulate", sieve.reducer.add)
+            sieve.hook.layout.write_ = trap.before("write", sieve.hook.layout.write_)
         else:
-            apply = sieve.replica.apply_
-            sieve.replica.apply_ = lambda *a, **k: (trap.reach("write"), apply(*a, **k))[1]
+            sieve.replica.apply_ = trap.before("write", sieve.replica.apply_)
             beside = sieve._beside
             if beside is not sieve.world:
                 beside.watch = TrappedWatch(beside.watch, trap)
