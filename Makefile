@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench lab figures reports reproduce clean
+.PHONY: help demo test test-all check format bench lab figures reports reproduce faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ reports: $(READY) ## train on MNIST, WikiText-2 and SST-2 from GRADSIEVE_DATA, w
 reproduce: $(READY) ## regenerate the papers' claims from GRADSIEVE_DATA, write benchmarks/reproduction/ and the docs' tables (5 hours)
 	$(BIN)/python -m studies all density-control --out benchmarks/reproduction || test $$? -eq 1
 	$(BIN)/python benchmarks/tables.py
+
+faults: $(READY) ## break things on purpose: 1,000 trials, hours (root for disks and links); 2 minutes: make faults ARGS=--quick
+	$(BIN)/python -m studies.faults $(ARGS)
 
 clean: ## remove everything that was built
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Save and resume: the model as usual, the sieve beside it. Residuals belong to ranks, so each rank has a file.
+"""Save and resume: the model and the sieve in one checkpoint, which is whole or not there at all.
 
 Run it:  torchrun --nproc-per-node 2 examples/checkpoint.py [FOLDER]
 """
@@ -19,9 +19,9 @@ def train(folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(100, 100))
     sieve = gradsieve.sparsify(model, "exdyna", density=0.01)
-    if (folder / "model.pt").exists():
-        model.module.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
-        sieve.load(folder / "sieve")  # also if it was saved by another number of workers
+    if (folder / "latest.json").exists():
+        extra = sieve.load(folder)  # also if it was saved by another number of workers
+        model.module.load_state_dict(extra["model"])
     first = sieve.reducer.step
 
     for step in range(first, steps):
@@ -33,9 +33,8 @@ def train(folder: Path, steps: int) -> None:
                 parameter -= 0.1 * parameter.grad
 
     if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), folder / "model.pt")
         print(f"steps {first} to {steps}: residual norm {sieve.reducer.residual.norm():.4f}")
-    sieve.save(folder / "sieve")
+    sieve.save(folder, {"model": model.module.state_dict()})
 
 
 def main() -> None:

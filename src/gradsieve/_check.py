@@ -1,6 +1,7 @@
 """Checks of what users pass in: each raises one sentence with the name, the rule and the value."""
 
 import difflib
+import inspect
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -38,7 +39,35 @@ def below_one(name: str, value: Any) -> float:
 def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadType(f"{name} must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadInput(
+            f"{name} must be a number that a float can hold, got one of {len(str(value))} digits"
+        ) from None
+
+
+def function(name: str, value: Any, *arguments: Any) -> Any:
+    """What a function of the user's returns; it must take these arguments."""
+    try:
+        inspect.signature(value).bind(*arguments)
+    except (TypeError, ValueError):
+        raise BadType(f"{name} must be a function of {len(arguments)} argument(s), got {value!r}") from None
+    return value(*arguments)
+
+
+def has_methods(name: str, value: Any, kind: str, *methods: str) -> None:
+    """An object of the user's that does what is needed of it."""
+    for method in methods:
+        if not callable(getattr(value, method, None)):
+            raise BadType(f"{name} must be a {kind}, got {type(value).__name__}, which has no {method}()")
+
+
+def sizes_of(name: str, value: Any) -> list[int]:
+    """A list of whole numbers, none negative."""
+    if not isinstance(value, list | tuple):
+        raise BadType(f"{name} must be a list of whole numbers, got {value!r}")
+    return [at_least(name, each, 0) for each in value]
 
 
 def at_least(name: str, value: Any, smallest: int) -> int:

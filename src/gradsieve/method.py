@@ -28,6 +28,8 @@ class Method:
     def __post_init__(self) -> None:
         if not isinstance(self.sparsifier, Sparsifier):
             raise BadType(f"sparsifier must be a Sparsifier (see make_sparsifier), got {self.sparsifier!r}")
+        if not isinstance(self.feedback, Feedback):
+            raise BadType(f"feedback must be a Feedback such as Momentum(), got {self.feedback!r}")
         if self.density.needs_magnitudes and not self.sparsifier.SHOWS_MAGNITUDES:
             raise BadInput(
                 "a Budget needs a sparsifier with one threshold for all (exdyna, micro, shared_threshold), "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import at_least, check_rank, one_of
+from gradsieve._check import at_least, check_rank, one_of, sizes_of
 from gradsieve._version import __version__
 from gradsieve.arena import Arena
 from gradsieve.comm.collectives import Program
@@ -87,12 +87,12 @@ class SparseReducer:
         feedback: Feedback | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        if feedback is None and isinstance(sparsifier, Sparsifier):
-            feedback = sparsifier.feedback()
-        self.method = Method(sparsifier, as_density(density, dense_steps), feedback or Plain())
+        if feedback is None:
+            feedback = sparsifier.feedback() if isinstance(sparsifier, Sparsifier) else Plain()
+        self.method = Method(sparsifier, as_density(density, dense_steps), feedback)
         check_rank(rank, world_size)
         self.rank, self.world_size, self.measure = rank, world_size, measure
-        self.sizes = None if sizes is None else list(sizes)
+        self.sizes = None if sizes is None else sizes_of("sizes", sizes)
         self.values, self.labels = one_of("values", values, VALUES), dict(labels or {})
         self.step = 0
         self.ledger = Ledger()

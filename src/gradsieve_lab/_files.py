@@ -1,5 +1,6 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files that only one process may hold."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -17,3 +18,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise BadInput(f"{path} could not be written: {problem.strerror}") from problem
     finally:
         partial.unlink(missing_ok=True)
+
+
+def try_lock(path: Path) -> int | None:
+    """Hold a file until this process ends, or the descriptor that is returned is closed; None if another has it.
+
+    The kernel keeps the lock: it ends with the process, however that ends, and counts in all PID namespaces.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -8,7 +8,7 @@ import functools
 import gc
 import multiprocessing
 import os
-import re
+import secrets
 import shutil
 import signal
 import tempfile
@@ -28,14 +28,18 @@ import torch
 import torch.distributed as dist
 
 from gradsieve._check import BadInput
+from gradsieve.worlds import PeerLost
 from gradsieve_lab import _owner
+from gradsieve_lab._files import try_lock
 
-TIMEOUT = timedelta(minutes=10)  # of a collective; a dead worker is noticed at once, this is for hung ones
+TIMEOUT_S = 300.0  # of a collective; a dead worker is noticed at once, this is for stopped ones
 _GRACE = 1.0  # seconds in which the failures of one moment are collected
 _PRELOAD = ["gradsieve_lab.runs.running", "torch.distributed", "torch.nn.parallel"]  # imported once for all
 
 
-_SCRATCH = re.compile(r"gradsieve-(\d+-\d+)")
+_LOCK = "lock"  # in a scratch folder, held by its owner
+_LONGEST = 45  # characters of a folder in which the fork server's socket has room: its address has 107
+_YOUNG_S = 60.0  # a scratch folder that is not locked yet
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of Linux
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MALLOC = {-1: 1 << 30, -3: 1 << 25}  # glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD as high as glibc itself goes
@@ -102,14 +106,15 @@ def run_workers(
     work: Callable[..., Any],
     workers: int,
     *arguments: Any,
+    timeout: float = TIMEOUT_S,
     places: Sequence[Place] | None = None,
     listen: Callable[[Any], None] | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> list[Any]:
     """`work(post, *arguments)` in each of `workers` processes; returns their results in rank order.
 
-    They talk over loopback, or from the places given. `listen` receives what workers `tell`; `stop_requested` is
-    asked here and answered there.
+    They talk over loopback, or from the places given; a collective ends after `timeout` seconds. `listen` receives
+    what workers `tell`; `stop_requested` is asked here and answered there.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
@@ -119,7 +124,7 @@ def run_workers(
             for rank in range(workers):
                 here, there = context.Pipe()
                 place = Place() if places is None else places[rank]
-                setting = (rank, workers, place, str(Path(folder) / "store"), there)
+                setting = (rank, workers, place, timeout, str(Path(folder) / "store"), there)
                 process = context.Process(target=_enter, args=(setting, work, arguments), daemon=True)
                 process.start()
                 there.close()
@@ -136,13 +141,14 @@ def run_workers(
 @functools.cache
 def _scratch() -> Path:
     """This process's folder for what running workers need, gone when it ends; here killed ones' are removed."""
-    above = Path(tempfile.gettempdir())
-    for old in above.glob("gradsieve-*"):
-        found = _SCRATCH.fullmatch(old.name)
-        if found is not None and not _owner.lives(found[1]):
+    wanted = tempfile.gettempdir()
+    above = Path(wanted if len(wanted) <= _LONGEST else "/tmp")
+    for old in above.glob("gradsieve-*-*"):
+        if _abandoned(old):
             shutil.rmtree(old, ignore_errors=True)
-    mine = above / f"gradsieve-{_owner.tag()}"
-    mine.mkdir()
+    mine = above / f"gradsieve-{_owner.tag()}-{secrets.token_hex(3)}"
+    mine.mkdir(mode=0o700)
+    try_lock(mine / _LOCK)
     before, tempfile.tempdir = tempfile.tempdir, str(mine)
     try:
         util.get_temp_dir()  # the fork server's socket lies there, too
@@ -150,6 +156,20 @@ def _scratch() -> Path:
         tempfile.tempdir = before
     util.Finalize(None, shutil.rmtree, args=(mine, True), exitpriority=-1000)  # after multiprocessing's own
     return mine
+
+
+def _abandoned(folder: Path) -> bool:
+    """Whether a scratch folder's owner has ended. Its number cannot say so: it may be of another namespace."""
+    lock = folder / _LOCK
+    try:
+        if not lock.exists():
+            return time.time() - folder.stat().st_mtime > _YOUNG_S
+        held = try_lock(lock)
+    except OSError:
+        return False
+    if held is not None:
+        os.close(held)
+    return held is not None
 
 
 def _watch(
@@ -203,20 +223,20 @@ def _cause(code: int) -> str:
 
 
 def _enter(
-    setting: tuple[int, int, Place, str, Connection], work: Callable[..., Any], arguments: tuple[Any, ...]
+    setting: tuple[int, int, Place, float, str, Connection], work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    rank, workers, place, store, line = setting
+    rank, workers, place, timeout, store, line = setting
     # Ctrl-C reaches the whole terminal: only the starter decides, and tells the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         place.enter()
         _die_with_the_starter()
         _keep_freed_memory()
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=TIMEOUT
-        )
+        limit = timedelta(seconds=timeout)
+        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=workers, timeout=limit)
         post = Post(rank, workers, lambda what: line.send(("told", what)), line.poll, place)
         result = work(post, *arguments)
         gc.collect()  # models that outlive their process group can crash gloo at exit
@@ -225,6 +245,9 @@ def _enter(
         dist.destroy_process_group()
     except BadInput as error:
         line.send(("failed", time.monotonic(), str(error), True))
+        os._exit(1)
+    except PeerLost as error:
+        line.send(("failed", time.monotonic(), str(error), False))
         os._exit(1)
     except BaseException:
         line.send(("failed", time.monotonic(), traceback.format_exc(), False))

@@ -1,6 +1,7 @@
 """Bounded waiting: a worker that is killed, stopped or elsewhere ends the exchange in time, and is named by all."""
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -129,3 +130,10 @@ def test_every_rank_must_save(outcomes: list[dict[str, Any]]) -> None:
     assert outcomes[0]["alone"]["words"].startswith("every rank must call save: rank 1 did not, it is in phase")
     assert "every rank must call save" in outcomes[1]["alone"]["words"]
     assert outcomes[0]["alone"]["seconds"] < LIMIT + 10
+
+
+def test_the_error_can_be_sent_to_another_process() -> None:
+    lost = PeerLost("rank 2 did not take part", [2], "values", "step 3")
+    again = pickle.loads(pickle.dumps(lost))
+    assert str(again) == str(lost) == "rank 2 did not take part in step 3, phase values"
+    assert again.ranks == [2]

@@ -1,5 +1,7 @@
 """One line for DistributedDataParallel: `sparsify(ddp_model, density=0.01)`."""
 
+import gc
+import weakref
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve import fsdp, ops
-from gradsieve._check import BadInput, at_least
+from gradsieve._check import BadInput, at_least, has_methods
 from gradsieve.ddp.advice import Advice, NoAdvice
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import checked, dense_parameters, labels_of, layout_of
@@ -71,6 +73,8 @@ def sparsify(
     """
     at_least("check_every", check_every, 0)
     chosen, limit = as_sparsifier(sparsifier, options), seconds(timeout)
+    if scaler is not None:
+        has_methods("scaler", scaler, "GradScaler", "get_scale")
 
     def make(world: ProcessGroupWorld, sizes: list[int], labels: Mapping[str, str]) -> SparseReducer:
         ops.warm_up()
@@ -123,6 +127,7 @@ class Sieve:
 
     def attach(self, model: DistributedDataParallel) -> None:
         """Become the communication hook of a model."""
+        self._attached = weakref.ref(model)
         model.register_comm_hook(None, self._buckets().on_bucket)
         model.register_forward_pre_hook(self.hook.drop_unfinished)
 
@@ -137,10 +142,14 @@ class Sieve:
         Args:
             process_group: the new group; by default that of `ddp_model`, or else all processes.
             ddp_model: the same model, wrapped again in the new group: DDP itself keeps the group it was made with.
+                The old wrapper must be gone by then, as its hooks would run, too.
         """
         hook = self._buckets()
         model = None if ddp_model is None else checked(ddp_model)
         if model is not None:
+            gc.collect()  # a wrapper and its hooks refer to each other
+            if self._attached() is not None:
+                raise BadInput("the old DistributedDataParallel must be gone before regroup, got one: delete it")
             parameters = dense_parameters(model)
             labels = labels_of(parameters)
             if labels != self.reducer.labels:

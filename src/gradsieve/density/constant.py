@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gradsieve._check import BadType, at_least, fraction
+from gradsieve._check import BadType, at_least, fraction, function
 from gradsieve.density.base import Decision, Density, Quota
 from gradsieve.states import State
 
@@ -42,7 +42,7 @@ class Scheduled(Density):
     first: int = 0
 
     def __post_init__(self) -> None:
-        self.at(self.first)
+        fraction("density", function("density", self.schedule, self.first))
 
     @property
     def from_user(self) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradsieve import ops
-from gradsieve._check import BadInput, BadType, at_least, one_of
+from gradsieve._check import BadInput, BadType, at_least, has_methods, one_of
 from gradsieve.density import Density, Schedule, as_density
 from gradsieve.share.auto import HIDDEN, SHOWN, Auto, AutoDensity
 from gradsieve.share.parameters import advice, second_moments, shared_parameters
@@ -66,14 +66,20 @@ def share(
         timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
         join: this worker joins others that train already and call `sieve.regroup` at the same time.
     """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if (
+        not isinstance(optimizers, list | tuple)
+        or not optimizers
+        or not all(isinstance(each, Optimizer) for each in optimizers)
+    ):
         raise BadType(f"optimizer must be a torch optimizer or a list of them, got {optimizer!r}")
     if not isinstance(model, nn.Module):
         raise BadType(f"model must be a torch.nn.Module, got {type(model).__name__}")
     at_least("check_every", check_every, 0)
     limit = seconds(timeout)
-    sparsifier = as_sparsifier(sparsifier, options)
+    if scaler is not None:
+        has_methods("scaler", scaler, "GradScaler", "get_scale", "step")
+    sparsifier, optimizers = as_sparsifier(sparsifier, options), list(optimizers)
     if scaler is not None and dense_steps:
         fused = any(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers)
         if fused or len(optimizers) > 1:

@@ -35,8 +35,8 @@ class ProcessGroupWorld:
 
     Args:
         timeout: seconds after which every collective ends, and the error names the rank that was missing.
-        device: where messages without a device of their own, such as a handshake's, travel if the group carries none
-            that are on the host; by default the current one.
+        device: where messages without a device of their own, such as a handshake's, travel if the group carries
+            none that are on the host; by default the current one.
     """
 
     def __init__(

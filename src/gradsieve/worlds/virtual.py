@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gradsieve._check import BadInput
+from gradsieve._check import BadInput, at_least
 from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Program
 from gradsieve.worlds.waiting import WorkersDiverged
 
@@ -24,9 +24,7 @@ class VirtualWorld:
     """
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise BadInput(f"size must be at least 1, got {size}")
-        self.size = size
+        self.size = at_least("size", size, 1)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Run one program per worker to its end; returns their results in rank order."""

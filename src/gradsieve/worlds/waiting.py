@@ -40,7 +40,10 @@ class PeerLost(RuntimeError):
 
     def __init__(self, words: str, ranks: list[int], phase: str, when: str = "") -> None:
         super().__init__(f"{words} in {when + ', ' if when else ''}phase {phase}")
-        self.words, self.ranks, self.phase = words, ranks, phase
+        self.words, self.ranks, self.phase, self.when = words, ranks, phase, when
+
+    def __reduce__(self) -> Any:
+        return PeerLost, (self.words, self.ranks, self.phase, self.when)
 
 
 class WorkersDiverged(RuntimeError):

@@ -93,6 +93,21 @@ def live(metric: Metric, *, hidden: bool, brief: bool = False) -> Iterator[Liste
     """What listens to a run and shows it: one line that changes on a terminal; in a log a new one per evaluation,
     or only the last one of a run if it should be `brief`."""
     screen = Console(stderr=True)
+    with _live(screen, metric, hidden, brief) as show_it:
+
+        def listen(progress: Progress) -> None:
+            if not closed:
+                try:
+                    show_it(progress)
+                except (OSError, SystemExit):  # rich's way to say that nobody reads any more
+                    closed.append(True)
+
+        closed: list[bool] = []
+        yield listen
+
+
+@contextmanager
+def _live(screen: Console, metric: Metric, hidden: bool, brief: bool) -> Iterator[Listen]:
     if hidden:
         yield lambda news: None
     elif screen.is_terminal:

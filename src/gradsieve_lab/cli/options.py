@@ -38,6 +38,7 @@ _OPTIONS = {
     "decay": _option(str, f"cosine or constant learning rate; {_FROM_RECIPE}", ""),
     "dense_steps": _option(int, "Initial steps that send the full gradient.", 0),
     "seed": _option(int, "Same seed, same run.", 0),
+    "timeout": _option(float, "Seconds to wait for a worker before the run fails.", 300.0),
     "eval_every": _option(int, "Steps between evaluations; default: a twentieth.", 0),
 }
 

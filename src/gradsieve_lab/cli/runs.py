@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from gradsieve._check import BadInput
 from gradsieve_lab.cli.common import AsJson, check_out, clear_errors, console, new_folder, print_json, table
@@ -28,7 +29,7 @@ from gradsieve_lab.tasks import TASKS
 TaskName = Annotated[str, typer.Argument(metavar="TASK", show_default=False, help=f"One of {', '.join(TASKS)}.")]
 Sparsifier = Annotated[str, typer.Option(help="A method; options as in cltk:beta=0.1. See: gradsieve info")]
 NewFolder = Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")]
-_MAY_CHANGE = ("steps", "seconds", "workers", "data_dir", "lab_hosts", "lab_rate")  # when a run goes on
+_MAY_CHANGE = ("steps", "seconds", "workers", "data_dir", "lab_hosts", "lab_rate", "timeout")  # when a run goes on
 SIMULATED = (  # what `simulate --json` prints, and in which order
     "task",
     "sparsifier",
@@ -232,7 +233,9 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
     for name in given:
         if name not in ("resume", "as_json", *_MAY_CHANGE):
             flag = "--" + name.replace("_", "-")
-            raise BadInput(f"--resume goes with --steps, --workers, --data-dir and --lab only, got {flag} too")
+            raise BadInput(
+                f"--resume goes with --steps, --workers, --data-dir, --timeout, --lab only, got {flag} too"
+            )
     changed = {name: context.params[name] for name in _MAY_CHANGE if name in given}
     if running.under_torchrun():
         changed["workers"] = running.torchrun_workers()
@@ -289,7 +292,7 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
         list(columns),
     )
     for place, row in enumerate(rows):
-        made.add_row(row.method, *(texts[place] for texts in columns.values()))
+        made.add_row(escape(row.method), *(texts[place] for texts in columns.values()))
     console().print(made)
     console().print(_legend(metric.name, in_lab, gains))
 

@@ -37,6 +37,15 @@ class Network:
     def address(self, host: int) -> str:
         return f"198.18.0.{host + 1}"
 
+    def set_link(self, host: int, *, up: bool) -> None:
+        """Take a host's link down, or bring it up again."""
+        _ip(self.namespaces[-1], f"link set {_port(host)} {'up' if up else 'down'}")
+
+    def set_rate(self, host: int, rate: int) -> None:
+        """Another rate for a host's link, in bits per second, both ways."""
+        _limit(self.namespace(host), INTERFACE, rate, "change")
+        _limit(self.namespaces[-1], _port(host), rate, "change")
+
     def places(self, workers: int) -> list[Place]:
         """Where each worker lives: as many on every host, neighbours together."""
         hosts = len(self.links)
@@ -97,7 +106,7 @@ def _join(network: Network) -> None:
     _ip(switch, f"link add {_SWITCH} type bridge")
     _ip(switch, f"link set {_SWITCH} up")
     for host, (name, link) in enumerate(zip(hosts, network.links, strict=True)):
-        port = f"host{host}"
+        port = _port(host)
         _ip(switch, f"link add {port} type veth peer name {INTERFACE} netns {name}")
         _ip(switch, f"link set {port} master {_SWITCH} up")
         _ip(name, f"address add {network.address(host)}/15 dev {INTERFACE}")
@@ -107,9 +116,14 @@ def _join(network: Network) -> None:
         _limit(switch, port, link.down)
 
 
-def _limit(namespace: str, device: str, rate: int) -> None:
+def _port(host: int) -> str:
+    """Where a host is plugged into the switch."""
+    return f"host{host}"
+
+
+def _limit(namespace: str, device: str, rate: int, verb: str = "add") -> None:
     burst = max(_LEAST_BURST, round(rate / 8 * _BURST_S))
-    _run(namespace, f"tc qdisc add dev {device} root tbf rate {rate}bit burst {burst} limit {_QUEUE}")
+    _run(namespace, f"tc qdisc {verb} dev {device} root tbf rate {rate}bit burst {burst} limit {_QUEUE}")
 
 
 def _ip(namespace: str, command: str) -> None:

@@ -55,5 +55,10 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     fields = dict.fromkeys(("run", *(key for row in rows for key in row)))
     writer = csv.DictWriter(text, list(fields), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _safe(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _safe(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula begins with an apostrophe, which makes it text again."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

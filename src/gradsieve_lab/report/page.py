@@ -113,7 +113,7 @@ def _said(shown: Sequence[Shown], rows: Sequence[Summary]) -> str:
 
 def _lab(settings: dict[str, Any]) -> str:
     hosts = settings.get("lab_hosts") or 0
-    return f", {hosts} lab hosts on {settings['lab_rate'] or DEFAULT_RATE} links" if hosts else ""
+    return f", {hosts} lab hosts on {settings.get('lab_rate') or DEFAULT_RATE} links" if hosts else ""
 
 
 def embedded(data: object) -> Markup:

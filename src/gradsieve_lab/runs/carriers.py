@@ -65,6 +65,7 @@ class SieveCarrier:
             measure=True,
             values=settings.values,
             advise=False,  # methods are compared on purpose
+            timeout=settings.timeout,
             **settings.all_options(),
         )
 
@@ -87,7 +88,7 @@ class HookCarrier:
     pass: what counts as communication is what is left of it after the last gradient was ready."""
 
     def __init__(self, ddp: DistributedDataParallel, settings: Config) -> None:
-        self.settings, self.world = settings, ProcessGroupWorld()
+        self.settings, self.world = settings, ProcessGroupWorld(timeout=settings.timeout)
         self.n = sum(parameter.numel() for parameter in ddp.parameters())
         self.state: Any = None
         self._compressed = 0  # elements that PowerSGD has sent so far, by its own count

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from gradsieve.comm.collectives import all_reduce
 from gradsieve.state import checkpoint
 from gradsieve.virtual import virtual_reducers
-from gradsieve.worlds import VirtualWorld
+from gradsieve.worlds import ProcessGroupWorld, VirtualWorld
 from gradsieve_lab.runs.carriers import attach
 from gradsieve_lab.runs.config import Config
 from gradsieve_lab.runs.feed import Feed
@@ -55,6 +56,7 @@ class ProcessEngine:
         self.task, self.data = task, data
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.leads = self.rank == 0
+        self.world = ProcessGroupWorld(timeout=settings.timeout)
         self.feed = feeds[self.rank]
         self.model = task.make_model()
         if self.leads:
@@ -85,8 +87,7 @@ class ProcessEngine:
         )
 
     def mean(self, numbers: Tensor) -> Tensor:
-        dist.all_reduce(numbers)
-        return numbers / self.size
+        return mean_over(self.world, numbers)
 
     def evaluate(self) -> float | None:
         self._average_buffers()
@@ -182,6 +183,12 @@ class VirtualEngine:
             extra = state.pop("extra")
             reducer.load_state_dict(state, resized=state.pop("resized"))
         return continued(self.replica, extra)
+
+
+def mean_over(world: ProcessGroupWorld, numbers: Tensor) -> Tensor:
+    """The mean over the processes of a group."""
+    total: Tensor = world.run([all_reduce("measurements", numbers.clone())])[0]
+    return total / world.size
 
 
 def updated(replica: Learner, lr: float, done: Stepped) -> Stepped:

@@ -12,6 +12,7 @@ import gzip
 import json
 import math
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import Any
 
 from gradsieve._check import BadInput
 from gradsieve_lab._files import write_whole
+from gradsieve_lab.runs.schema import problem_of
 from gradsieve_lab.runs.step_record import StepRecord
 from gradsieve_lab.tasks.base import Metric
 
 VERSION = 1
+LARGEST = 1 << 30  # bytes of a record that is read, unpacked
 NAME = "records.jsonl"
 Line = dict[str, Any]
 
@@ -43,7 +46,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        return str(self.header["name"])
+        """What it is called, without characters that a terminal would obey."""
+        return "".join(sign if sign.isprintable() else "\ufffd" for sign in str(self.header["name"]))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -98,40 +102,40 @@ def read_run(path: Path) -> Run:
     kinds: dict[str, list[Line]] = {"run": [], "step": [], "metric": [], "end": []}
     for number, line in enumerate(lines, 1):
         kind = line.get("kind")
-        if kind not in kinds or (kind == "run") != (number == 1):
+        if not isinstance(kind, str) or kind not in kinds or (kind == "run") != (number == 1):
             raise RecordError(f"{file} must be a gradsieve record, got kind {kind!r} in line {number}")
         kinds[kind].append(line)
     if not lines or lines[0].get("version") != VERSION:
         raise RecordError(f"{file} must be a gradsieve record of version {VERSION}, got something else")
     header = kinds["run"][0]
-    missing = {"name", "settings", "n", "metric", "conditions", "command"} - set(header)
-    if missing:
-        raise RecordError(f"{file} must have {', '.join(sorted(missing))} in its first line, got none")
-    steps = [_step(file, line) for line in kinds["step"]]
-    return Run(header, steps, kinds["metric"], kinds["end"][-1] if kinds["end"] else None, file.parent)
-
-
-def _step(file: Path, line: Line) -> StepRecord:
+    for number, line in enumerate(lines, 1):
+        if words := problem_of(line):
+            raise RecordError(f"{file} is not a valid record: {words} in line {number}")
     try:
-        return StepRecord.from_line(line)
+        steps = [StepRecord.from_line(line) for line in kinds["step"]]
     except ValueError as problem:
-        raise RecordError(f"{file} must be a gradsieve record, got a step with {problem}") from None
+        raise RecordError(f"{file} is not a valid record: {problem}") from None
+    return Run(header, steps, kinds["metric"], kinds["end"][-1] if kinds["end"] else None, file.parent)
 
 
 def _read_lines(file: Path) -> list[Line]:
     try:
-        raw = file.read_bytes()
-        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode()
+        opener = gzip.open if file.suffix == ".gz" else open
+        with opener(file, "rb") as opened:
+            raw = opened.read(LARGEST + 1)
+        if len(raw) > LARGEST:
+            raise RecordError(f"{file} is too large for a record: more than {LARGEST:,} bytes")
+        text = raw.decode()
     except OSError as problem:
         raise RecordError(f"{file} must be readable, got {problem.strerror or problem}") from problem
-    except (EOFError, UnicodeDecodeError) as problem:
+    except (EOFError, UnicodeDecodeError, zlib.error) as problem:
         raise RecordError(f"{file} must be a gradsieve record, got {problem}") from problem
     whole = text.split("\n")[:-1]  # what follows the last line's end was cut off by a crash
     lines = []
     for number, line in enumerate(whole, 1):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RecordError(
                 f"{file} must hold one JSON object a line, got {line[:40]!r} in line {number}"
             ) from None

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradsieve.share.broadcast import broadcast_
@@ -14,7 +13,7 @@ from gradsieve.state.checkpoint import CheckpointError
 from gradsieve.worlds import ProcessGroupWorld, VirtualWorld, World
 from gradsieve_lab.runs.bare_state import bare_state
 from gradsieve_lab.runs.config import Config
-from gradsieve_lab.runs.engines import score
+from gradsieve_lab.runs.engines import mean_over, score
 from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.sharing import SHARINGS, state_tensors
@@ -112,12 +111,12 @@ class ProcessReplica(_Replicas):
     """One worker, in a process group that exists, without DDP."""
 
     def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
-        world = ProcessGroupWorld()
+        world = ProcessGroupWorld(timeout=settings.timeout)
         super().__init__(task, data, feeds, settings, [world.rank], world)
 
     def mean(self, numbers: Tensor) -> Tensor:
-        dist.all_reduce(numbers)
-        return numbers / self.world.size
+        assert isinstance(self.world, ProcessGroupWorld)
+        return mean_over(self.world, numbers)
 
 
 class VirtualReplicas(_Replicas):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from gradsieve._check import BadInput
+from gradsieve_lab._files import try_lock
 from gradsieve_lab.conditions import conditions
 from gradsieve_lab.launch import Place, Post, run_workers
 from gradsieve_lab.netlab.network import network
@@ -46,8 +48,8 @@ class Stop:
 
     @contextmanager
     def watching(self) -> Iterator["Stop"]:
-        """While inside, SIGINT and SIGTERM only ask; a second one interrupts."""
-        kinds = (signal.SIGINT, signal.SIGTERM)
+        """While inside, SIGINT, SIGTERM and SIGHUP only ask; a second one interrupts."""
+        kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {kind: signal.signal(kind, self._note) for kind in kinds}
         try:
             yield self
@@ -78,7 +80,9 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
     """One run, from its start or from its checkpoint, in `folder`; returns its record, or None if another process
     of torchrun's keeps it. A new run that fails before its first step leaves no folder behind."""
     if leads() and not resume:
-        check_new(folder)
+        resume = restarted(folder)
+        if not resume:
+            check_new(folder)
     job = (settings, folder, resume, command_line())
     try:
         if settings.virtual:
@@ -94,7 +98,13 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
             with _places(settings) as places:
                 listen(Starting(settings.label or settings.sparsifier, settings.workers))
                 run_workers(
-                    _work, settings.workers, *job, places=places, listen=listen, stop_requested=stop.requested
+                    _work,
+                    settings.workers,
+                    *job,
+                    timeout=settings.timeout,
+                    places=places,
+                    listen=listen,
+                    stop_requested=stop.requested,
                 )
     except BaseException:
         if leads() and not resume:
@@ -121,6 +131,22 @@ def _places(settings: Settings) -> Iterator[list[Place] | None]:
         return
     with network(settings.links()) as made:
         yield made.places(settings.workers)
+
+
+def restarted(folder: Path) -> bool:
+    """Whether torchrun has started this run again, and there is a checkpoint to go on from.
+
+    What it left before its first checkpoint is removed. A folder of another run is never touched.
+    """
+    if not under_torchrun() or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not folder.exists():
+        return False
+    header = read_run(folder).header
+    if (header.get("torchrun"), header["command"]) != (os.environ["TORCHELASTIC_RUN_ID"], command_line()):
+        return False
+    if (folder / "checkpoint" / "latest.json").exists():
+        return True
+    shutil.rmtree(folder)
+    return False
 
 
 def check_new(folder: Path) -> None:
@@ -156,7 +182,7 @@ def _remove_unless_begun(folder: Path) -> None:
 
 
 def _join(listen: Listen, stop: Stop, job: tuple[Settings, Path, bool, str]) -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=job[0].timeout))
     told: list[Any] = [job]
     dist.broadcast_object_list(told)  # all use the leader's folder
     _work(Post(dist.get_rank(), dist.get_world_size(), listen, stop.requested), *told[0])
@@ -174,12 +200,24 @@ def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: s
         torch.set_num_threads(1)
     training = Training(engine, config, folder, post)
     if resume:
+        if engine.leads:
+            _lock(folder)
         step = training.load()
         if engine.leads:
             training.go_on(cut_back(folder, step, config.as_dict()))
     elif engine.leads:
-        _begin(config, folder, {"n": size, "metric": asdict(task.METRIC), "command": command})
+        about: dict[str, Any] = {"n": size, "metric": asdict(task.METRIC), "command": command}
+        if under_torchrun():
+            about["torchrun"] = os.environ["TORCHELASTIC_RUN_ID"]
+        _begin(config, folder, about)
+        _lock(folder)
     training.run()
+
+
+def _lock(folder: Path) -> None:
+    """Keep the run's folder to this process as long as it lives."""
+    if try_lock(folder / ".lock") is None:
+        raise BadInput(f"{folder} is in use by another process: wait until it ends")
 
 
 def _engine_kind(config: Config) -> Callable[..., Engine]:

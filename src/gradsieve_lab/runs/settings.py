@@ -59,10 +59,12 @@ class Settings:
     checkpoint_every: int = 0
     save: bool = True  # leave a checkpoint when the run ends or is stopped
     tensorboard: bool = False
+    timeout: float = 300.0  # seconds that workers wait for each other
 
     def __post_init__(self) -> None:
         fraction("density", self.density)
         at_least("workers", self.workers, 1)
+        positive("timeout", self.timeout)
         for name in ("lab_hosts", "dense_steps", "steps", "batch", "seed", "eval_every", "checkpoint_every"):
             at_least(name, getattr(self, name), 0)
         if self.optimizer:

@@ -113,10 +113,10 @@ class StepRecord:
         hints = get_type_hints(cls)
         for each in fields(cls):
             if each.name != "seconds" and not _fits(line.get(each.name), hints[each.name]):
-                raise ValueError(f"{each.name} {line.get(each.name)!r}")
+                raise ValueError(f"{each.name} is {line.get(each.name)!r} in step {line.get('step')}")
         seconds = line.get("seconds")
         if not isinstance(seconds, Mapping) or not all(_fits(value, float | None) for value in seconds.values()):
-            raise ValueError(f"seconds {seconds!r}")
+            raise ValueError(f"seconds is {seconds!r} in step {line.get('step')}")
         return cls(**{each.name: line.get(each.name) for each in fields(cls)})  # type: ignore[arg-type]
 
     def to_line(self) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""Scale in ranks, and soak: many virtual workers, many processes, and hours of steps, with what grows.
+
+Run it:  python -m studies.faults.scale [--soak SECONDS] [--processes P]
+"""
+
+import json
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradsieve import VirtualWorld, sparsify, virtual_reducers
+from gradsieve_lab.launch import Post, run_workers
+
+N, STEPS = 20_000, 5
+
+
+def virtual(workers: int, sparsifier: str) -> dict[str, Any]:
+    """Seconds per step of all virtual workers, and their collectives."""
+    world, reducers = VirtualWorld(workers), virtual_reducers(sparsifier, 0.01, world_size=workers)
+    generator = torch.Generator().manual_seed(0)
+    grads = [torch.randn(N, generator=generator) for _ in range(workers)]
+    seconds = []
+    for _ in range(STEPS):
+        started = time.perf_counter()
+        programs = [reducer.reduce(grad, out=grad.clone()) for reducer, grad in zip(reducers, grads, strict=True)]
+        world.run(programs)
+        seconds.append(time.perf_counter() - started)
+    report = reducers[0].report
+    assert report is not None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    facts = {
+        "workers": workers,
+        "sparsifier": sparsifier,
+        "collectives": report.collectives,
+        "peak MB": round(peak),
+    }
+    return {**facts, "s per step": round(sorted(seconds)[STEPS // 2], 3), "bytes": round(report.ring_bytes)}
+
+
+def _worker(post: Post, limit: float) -> dict[str, Any]:
+    """Train until the time is over; replicas are compared every 50 steps."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)))
+    sieve = sparsify(model, "exdyna", density=0.05, check_every=50)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    started, steps, seen = time.monotonic(), 0, []
+    over = torch.zeros(1)
+    while not over:
+        for _ in range(50):
+            optimizer.zero_grad()
+            model(torch.randn(16, 32)).square().mean().backward()
+            optimizer.step()
+        steps += 50
+        kilobytes = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
+        seen.append((time.monotonic() - started, kilobytes, len(os.listdir("/proc/self/fd"))))
+        over[0] = float(time.monotonic() - started > limit)
+        dist.all_reduce(over)
+    report = sieve.report
+    assert report is not None
+    late = seen[len(seen) // 3 :]  # caches fill at first
+    hours = max(late[-1][0] - late[0][0], 1e-9) / 3600
+    slope = (late[-1][1] - late[0][1]) / hours
+    facts = {"steps": steps, "ms per step": round(1000 * late[-1][0] / steps, 2), "collectives": report.collectives}
+    return {
+        **facts,
+        "kB per hour": round(slope),
+        "kB": late[-1][1],
+        "open files": sorted({each[2] for each in late}),
+    }
+
+
+def measure(
+    soak: Annotated[float, typer.Option(help="Seconds of the soak with 4 processes; 0: none.")] = 0.0,
+    processes: Annotated[int, typer.Option(help="Real processes on loopback for 10 seconds; 0: none.")] = 0,
+    workers: Annotated[str, typer.Option(help="Virtual worlds, by size; empty: none.")] = "64,256,1024",
+) -> None:
+    """Print what grows with the number of ranks, and with time."""
+    found: dict[str, Any] = {}
+    sizes = [int(size) for size in workers.split(",") if size]
+    found["virtual"] = [virtual(size, name) for name in ("exdyna", "topk") for size in sizes]
+    if processes:
+        found["processes"] = {"workers": processes, **run_workers(_worker, processes, 10.0)[0]}
+    if soak:
+        found["soak"] = {"seconds": soak, **run_workers(_worker, 4, soak)[0]}
+    typer.echo(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(measure)

@@ -1,0 +1,125 @@
+"""Trials: one fault each, and what came of it."""
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gradsieve_lab.netlab.network import Network, network
+from gradsieve_lab.netlab.rates import parse_links
+from studies.faults.launching import Launch, launch
+from studies.faults.worker import MODES, PHASES, Plan
+
+SLACK_S = 15.0  # beyond the timeout, until all survivors have agreed on who is missing
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trial. `survived`: nothing was lost but interrupted steps, nobody hung, nothing half-written is left."""
+
+    kind: str
+    survived: bool
+    what: str  # happened, or went wrong
+    known_s: float | None = None  # until the last survivor knew
+    lost_norm: float | None = None
+
+
+Trial = Callable[[random.Random, Path], Result]
+_EXPECTED: dict[str, str] = {}  # weights of undisturbed runs, by mode
+
+
+def expected(mode: str, folder: Path) -> str:
+    if mode not in _EXPECTED:
+        plan = Plan(mode, str(folder / "calm"), str(folder / "calm-reports"))
+        weights = launch(plan).weights
+        assert weights is not None, "the undisturbed run must finish"
+        _EXPECTED[mode] = weights
+        shutil.rmtree(folder / "calm")
+    return _EXPECTED[mode]
+
+
+def worker_trial(fault: str) -> Trial:
+    """A worker is killed, stopped, or raises an error; the others know, and the run goes on."""
+
+    def trial(chance: random.Random, folder: Path) -> Result:
+        mode, phase = chance.choice(MODES), chance.choice(PHASES)
+        kind = f"{fault} a worker"
+        plan = Plan(
+            mode,
+            str(folder / "checkpoint"),
+            str(folder / "reports"),
+            victim=chance.randrange(3),
+            phase=phase,
+            count=1 if phase in ("startup", "handshake") else chance.randrange(1, 4),
+            fault=fault,
+            regroup=chance.random() < 0.3 and phase != "startup",
+        )
+        weights = expected(mode, folder)
+        first = launch(plan)
+        what = f"{mode}, rank {plan.victim} in {phase}"
+        if first.hung:
+            return Result(kind, False, f"{what}: ranks {first.hung} hung")
+        if first.fault_at is None:
+            return Result(kind, first.weights == weights, f"{what}: the moment never came")
+        known = max(report["at"] for report in first.survivors(plan.victim)) - first.fault_at
+        wrong = _wrong(plan, first, known)
+        lost = max((report.get("lost_norm") or 0.0 for report in first.survivors(plan.victim)), default=0.0)
+        if wrong:
+            return Result(kind, False, f"{what}: {wrong}", known)
+        if plan.regroup:
+            return Result(kind, True, f"{what}: went on without it", known, lost)
+        again = launch(replace(plan, victim=-1, fault=""))
+        ok = again.weights == weights and not list(Path(plan.folder).rglob("*.partial"))
+        return Result(kind, ok, f"{what}: {'resumed to the same weights' if ok else 'other weights'}", known)
+
+    return trial
+
+
+def _wrong(plan: Plan, done: Launch, known: float) -> str:
+    if plan.phase == "startup":
+        return ""  # torch's own rendezvous: it ends by its own timeout
+    for report in done.survivors(plan.victim):
+        outcome = report["outcome"]
+        if outcome not in ("lost", "regrouped", "finished"):
+            return f"rank {report['rank']} ended with {outcome}: {report.get('words', '')}"
+        if outcome != "finished" and report["ranks"] != [plan.victim]:
+            return f"rank {report['rank']} names {report['ranks']}: {report.get('words', '')}"
+    return "" if known < plan.timeout + SLACK_S else f"known after {known:.0f} s only"
+
+
+def link_trial(chance: random.Random, folder: Path) -> Result:
+    """A link is down for a while or for ever, or loses nine tenths of its rate."""
+    how = chance.choice(["down 1 s", "down 10 s", "down for ever", "a tenth of its rate"])
+    mode, kind = chance.choice(MODES), "a link fails"
+    plan = Plan(mode, str(folder / "checkpoint"), str(folder / "reports"), pause=0.3, timeout=6.0)
+    weights = expected(mode, folder)
+    with network(parse_links("100mbit", 3)) as made:
+        victim = chance.randrange(3)
+
+        def meanwhile(processes: list[object]) -> None:
+            time.sleep(chance.uniform(0.5, 3.0))
+            (Path(plan.reports) / "fault").write_text(str(time.monotonic()))
+            _disturb(made, victim, how)
+
+        done = launch(plan, made.places(3), meanwhile)
+    outcomes = {report["outcome"] for report in done.reports.values()}
+    if done.hung:
+        return Result(kind, False, f"{mode}, {how}: ranks {done.hung} hung")
+    if outcomes == {"finished"} and done.weights == weights:
+        return Result(kind, True, f"{mode}, {how}: went on as if nothing had happened")
+    again = launch(replace(plan, pause=0.0))
+    known = max(report["at"] for report in done.reports.values()) - (done.fault_at or 0.0)
+    ok = again.weights == weights and known < plan.timeout + SLACK_S + 10
+    return Result(kind, ok, f"{mode}, {how}: {sorted(outcomes)}, then resumed", known)
+
+
+def _disturb(made: Network, victim: int, how: str) -> None:
+    if how == "a tenth of its rate":
+        made.set_rate(victim, 10_000_000)
+        return
+    made.set_link(victim, up=False)
+    if how != "down for ever":
+        time.sleep(float(how.split()[1]))
+        made.set_link(victim, up=True)
