@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from processes import run_processes
+from safetensors import SafetensorError
 from test_ddp import network, square
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -123,13 +124,13 @@ def _damage(kind: str, folder: Path) -> None:
 
 
 DAMAGES = {
-    "bit": "rank-1.safetensors must be as it was written, got other content: it is damaged",
-    "cut": "rank-0.safetensors must be as it was written",
-    "missing": "rank-1.json must exist, got no such file",
-    "manifest": "manifest.json must be JSON",
-    "version": "must be a gradsieve checkpoint of version 4, got 99",
+    "bit": "rank-1.safetensors: checksum mismatch, the file is corrupted",
+    "cut": "rank-0.safetensors: checksum mismatch",
+    "missing": "rank-1.json is missing: the checkpoint is incomplete",
+    "manifest": "manifest.json is not JSON",
+    "version": "must be a gradsieve checkpoint of version 5, got 99",
     "latest": "latest.json must hold a JSON object",
-    "nothing": "latest.json must be readable, got No such file or directory",
+    "nothing": "latest.json could not be read: no such file",
 }
 
 
@@ -188,7 +189,7 @@ def _crash(rank: int, world_size: int, folder: Path) -> list[str]:
     sieve.save(folder)
     first = sieve.reducer.residual.clone()
     found = []
-    for name in ("save_file", "_commit", "_write_json"):
+    for name in ("write_part", "_commit", "write_json"):
         _train(model, sieve, rank, 3, 4)
         real = getattr(module, name)
 
@@ -216,7 +217,7 @@ def test_a_crash_while_saving_leaves_the_previous_one(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     for found in run_processes(_crash, 2, tmp_path, folder):
         assert len(found) == 3
-        assert all("the previous one stands: rank 0: [Errno 28] No space left" in words for words in found)
+        assert all("the previous one is kept: rank 0: [Errno 28] No space left" in words for words in found)
     assert len(list(folder.iterdir())) == 2, "one checkpoint and the pointer to it"
 
 
@@ -250,3 +251,58 @@ def test_a_kill_while_saving_leaves_the_previous_one(tmp_path: Path) -> None:
         run_processes(_killed, 2, one, tmp_path / "saved", True)
     for rank, residual in enumerate(run_processes(_killed, 2, two, tmp_path / "saved", False)):
         assert torch.equal(residual, torch.load(tmp_path / f"expected-{rank}.pt"))
+
+
+def _one_rank_fails(rank: int, world_size: int, folder: Path) -> dict[str, str]:
+    """What is wrong on one rank only, of a type that nobody expects, ends in one sentence on both."""
+    import gradsieve.state.checkpoint as module
+
+    sieve = sparsify(DDP(network()), "exdyna", density=0.05)
+    sieve.save(folder / "good", {"step": 1})
+    found = {}
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    def refused(kind: str, place: Path, extra: Any = None) -> None:
+        try:
+            sieve.save(place, extra)
+        except CheckpointError as error:
+            found[kind] = str(error)
+
+    real = module.write_part
+    module.write_part = fails if rank == 1 else real  # type: ignore[assignment]
+    refused("full", folder / "good")
+    module.write_part = real
+    refused("extra", folder / "good", {"model": object()})
+    refused("apart", folder / f"own-{rank}")
+    module.read_part, kept = (fails if rank == 1 else module.read_part), module.read_part  # type: ignore[assignment]
+    try:
+        sieve.load(folder / "good")
+    except CheckpointError as error:
+        found["load"] = str(error)
+    module.read_part = kept
+    assert sieve.load(folder / "good") == {"step": 1}
+    sieve.save(folder / f"own-{rank}", {"mine": rank}, shared=False)
+    assert sieve.load(folder / f"own-{rank}") == {"mine": rank}
+    module._commit, kept_commit = (fails if rank == 1 else module._commit), module._commit  # type: ignore[assignment]
+    try:
+        sieve.save(folder / f"own-{rank}", {"mine": 10 + rank}, shared=False)
+    except CheckpointError as error:
+        found["commit"] = str(error)
+    module._commit = kept_commit
+    assert sieve.load(folder / f"own-{rank}") == {"mine": rank}
+    assert not list(folder.rglob("*.partial"))
+    return found
+
+
+def test_what_fails_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
+    for found in run_processes(_one_rank_fails, 2, tmp_path, tmp_path / "saved"):
+        full = "the previous one is kept: rank 1: SafetensorError: I/O error: No space left on device"
+        assert full in found["full"]
+        assert full in found["commit"]
+        assert "rank 0: a checkpoint holds dicts, lists, numbers, strings and tensors, got object" in found["extra"]
+        assert "all ranks must write to one folder that all of them see" in found["apart"]
+        assert "save with shared=False" in found["apart"]
+        assert "SafetensorError: I/O error: No space left on device (found by rank 1)" in found["load"]
+    assert not list((tmp_path / "saved" / "good").glob(".*"))

@@ -114,17 +114,24 @@ class Sieve:
         self.reducer.load_state_dict(state, resized=resized)
         self.hook.scale = scale
 
-    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None, *, shared: bool = True) -> None:
         """Write a checkpoint; every rank must call it. A crash leaves the previous one whole.
 
-        `extra` is what rank 0 wants kept with it, such as the model's state: dicts of numbers, strings, tensors.
+        Args:
+            folder: one that all ranks see.
+            extra: what rank 0 wants kept with it, such as the model's state: dicts and lists of numbers, strings,
+                tensors.
+            shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
+                its own below `folder`, and keeps its own `extra`. The number of ranks must stay the same.
         """
-        self.world.run([checkpoint.save(Path(folder), self.state_dict(), self.reducer.labels, extra)])
+        state, labels = self.state_dict(), self.reducer.labels
+        self.world.run([checkpoint.save(Path(folder), state, labels, extra, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
 
-        Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings.
+        Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings, tuples as
+        lists.
         """
         state = self.world.run([checkpoint.load(Path(folder), self.state_dict(), self.reducer.labels)])[0]
         extra: dict[str, Any] = state.pop("extra")

@@ -121,13 +121,17 @@ class ShareSieve:
         pending = self.replica.load_made_state(made)
         self.driver.pending = None if pending is None else [pending]
 
-    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None, *, shared: bool = True) -> None:
         """Write a checkpoint; every rank must call it. A crash leaves the previous one whole.
 
-        `extra` is each rank's own, such as its optimizer's state: dicts of numbers, strings, tensors.
+        Args:
+            folder: one that all ranks see.
+            extra: each rank's own, such as its optimizer's state: dicts and lists of numbers, strings, tensors.
+            shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
+                its own below `folder`. The number of ranks must stay the same.
         """
         state = {**self.state_dict(), "own": dict(extra or {})}
-        self.world.run([checkpoint.save(Path(folder), state, self.replica.labels)])
+        self.world.run([checkpoint.save(Path(folder), state, self.replica.labels, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.

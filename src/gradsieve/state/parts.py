@@ -1,0 +1,186 @@
+"""One part of a checkpoint: a value made of dicts, lists, numbers, strings and tensors, in two files.
+
+    name.json           everything but the tensors; in place of each of them its name
+    name.safetensors    the tensors, named by their place in the value
+
+Files come from anywhere: nothing is executed, sizes and checksums are verified before anything is read, and no path
+leaves its folder.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gradsieve._check import BadInput
+
+Facts = dict[str, list[int]]  # size and CRC-32 of every file, by name
+T = TypeVar("T")
+
+_CHUNK = 1 << 22
+_LARGEST_JSON = 1 << 28  # bytes: more is no file of ours
+_TENSOR, _DICT = "tensor", "dict"  # keys that stand for a tensor, and for a dict that would look like one of them
+_PLAIN = (str, bool, int, float, type(None))
+
+
+class CheckpointError(BadInput):
+    """A checkpoint is missing, corrupted, or belongs to something else."""
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, str]:
+    """The result of `work`, or what went wrong, whatever it was: the other ranks must hear of it."""
+    try:
+        return work(), ""
+    except (BadInput, OSError) as problem:
+        return None, str(problem)
+    except Exception as problem:
+        return None, f"{type(problem).__name__}: {problem}"
+
+
+def write_part(folder: Path, name: str, value: Mapping[str, Any]) -> Facts:
+    """Two files; returns their sizes and checksums."""
+    tensors: dict[str, Tensor] = {}
+    plain = _encoded(value, "", tensors, set())
+    data, text = folder / f"{name}.safetensors", folder / f"{name}.json"
+    save_file(tensors, data)
+    text.write_text(json.dumps(plain), encoding="utf-8")
+    for path in (data, text):
+        sync(path)
+    return {path.name: facts_of(path) for path in (data, text)}
+
+
+def read_part(folder: Path, name: str, files: Facts) -> dict[str, Any]:
+    """The value that `write_part` wrote; tuples come back as lists, keys that were numbers as strings."""
+    text = verified(folder, f"{name}.json", files)
+    with opened(folder, name, files) as tensors:
+        names: list[str] = list(tensors.keys())
+        value = _decoded(read_json(text), {name: tensors.get_tensor(name) for name in names})
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{text} must hold a dict, got {type(value).__name__}")
+    return value
+
+
+@contextmanager
+def opened(folder: Path, name: str, files: Facts) -> Iterator[Any]:
+    """The tensors of a part, one at a time."""
+    path = verified(folder, f"{name}.safetensors", files)
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except SafetensorError as problem:
+        raise CheckpointError(f"{path} is not a safetensors file: {problem}") from problem
+
+
+def tensor_name(path: str, key: Any) -> str:
+    """The name of what lies at `key` in the value at `path`: no two places have the same."""
+    return f"{path}/{quote(str(key), safe='')}"
+
+
+def verified(folder: Path, name: str, files: Facts) -> Path:
+    """The file, if it is there and as it was written."""
+    path = folder / name
+    inside = path.resolve().parent == folder.resolve()
+    if name not in files or not path.is_file() or not inside:
+        raise CheckpointError(f"{path} is missing: the checkpoint is incomplete")
+    if path.stat().st_size != files[name][0] or facts_of(path) != files[name]:
+        raise CheckpointError(f"{path}: checksum mismatch, the file is corrupted")
+    return path
+
+
+def facts_of(path: Path) -> list[int]:
+    """Size and CRC-32."""
+    crc, size = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    return [size, crc]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path} could not be read: no such file")
+        if path.stat().st_size > _LARGEST_JSON:
+            raise CheckpointError(f"{path} could not be read: {path.stat().st_size:,} bytes is too large")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise CheckpointError(f"{path} could not be read: {problem.strerror}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise CheckpointError(f"{path} is not JSON: {problem}") from problem
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {str(value)[:40]}")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file in one go."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
+
+
+def checksum(value: Mapping[str, Any]) -> int:
+    """CRC-32 of a JSON object, however it is laid out."""
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def sync(path: Path) -> None:
+    """Make sure that what was written survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encoded(value: Any, path: str, tensors: dict[str, Tensor], storages: set[int]) -> Any:
+    """`value` as JSON can hold it; its tensors are put aside."""
+    if isinstance(value, Tensor):
+        # Tied weights share their memory, which safetensors does not write.
+        value = value.detach()
+        place = value.untyped_storage().data_ptr()
+        tensors[path] = value.clone() if place in storages else value.contiguous()
+        storages.add(place)
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        found: dict[str, Any] = {}
+        for key, part in value.items():
+            if not isinstance(key, str | int) or str(key) in found:
+                raise CheckpointError(f"keys must be strings or numbers that differ as text, got {key!r}")
+            found[str(key)] = _encoded(part, tensor_name(path, key), tensors, storages)
+        return {_DICT: found} if found.keys() in ({_TENSOR}, {_DICT}) else found
+    if isinstance(value, list | tuple):
+        return [_encoded(part, tensor_name(path, i), tensors, storages) for i, part in enumerate(value)]
+    if not isinstance(value, _PLAIN):
+        raise CheckpointError(
+            f"a checkpoint holds dicts, lists, numbers, strings and tensors, got {type(value).__name__} at "
+            f"{path.strip('/') or 'the top'}"
+        )
+    return value
+
+
+def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decoded(part, tensors) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_TENSOR}:
+        name = value[_TENSOR]
+        if name not in tensors:
+            raise CheckpointError(f"tensor {name} is missing: the checkpoint is incomplete")
+        return tensors[name]
+    inner = value[_DICT] if value.keys() == {_DICT} else value
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"a checkpoint must hold a dict there, got {type(inner).__name__}")
+    return {key: _decoded(part, tensors) for key, part in inner.items()}
