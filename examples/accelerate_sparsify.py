@@ -1,6 +1,6 @@
 """Accelerate: one line after `prepare`; `save_state` and `load_state` keep every rank's residual.
 
-Run it:  accelerate launch --cpu --num_processes 2 examples/accelerate_sparsify.py   (or torchrun --nproc-per-node 2)
+Run it:  accelerate launch --cpu --num_processes 2 examples/accelerate_sparsify.py, or with torchrun
 """
 
 import tempfile

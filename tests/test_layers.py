@@ -28,6 +28,7 @@ CORE = [
     "worlds",
     "ddp",
     "share",
+    "integrations",
     "extend",
 ]
 LAB = ["_files", "_owner", "conditions", "analysis", "launch", "netlab", "tasks", "runs", "report", "bench", "cli"]
@@ -86,7 +87,14 @@ def test_the_library_needs_little() -> None:
     known = {"gradsieve", "torch", "numba", "llvmlite", "numpy", "safetensors", "scipy", *sys.stdlib_module_names}
     for path in FOLDERS["gradsieve"].rglob("*.py"):
         if path.name != "__main__.py":
-            assert {module.split(".")[0] for module in imports(path)} <= known, path
+            own = {path.stem, "accelerate"} if path.parent.name == "integrations" else set()
+            assert {module.split(".")[0] for module in imports(path)} <= known | own, path
+
+
+def test_nothing_else_imports_the_integrations() -> None:
+    for path in FOLDERS["gradsieve"].rglob("*.py"):
+        if path.parent.name != "integrations":
+            assert not any(module.startswith("gradsieve.integrations") for module in imports(path)), path
 
 
 def lengths(*folders: Path) -> dict[Path, int]:

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
-
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SECONDS = 400  # importing a framework takes long on a busy machine
@@ -43,7 +41,9 @@ def launch(script: str, folder: Path, *arguments: str, world_size: int = 2) -> l
     for rank, log in enumerate(logs):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         with log.open("w") as file:
-            processes.append(subprocess.Popen(command, env={**common, **place}, stdout=file, stderr=file, cwd=folder))
+            processes.append(
+                subprocess.Popen(command, env={**common, **place}, stdout=file, stderr=file, cwd=folder)
+            )
     try:
         codes = [process.wait(SECONDS) for process in processes]
     finally:

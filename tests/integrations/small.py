@@ -36,5 +36,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def _hash(tensors: list[Tensor]) -> str:
-    content = b"".join(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors)
+    content = b"".join(
+        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors
+    )
     return hashlib.sha256(content).hexdigest()

@@ -39,9 +39,13 @@ def test_accumulates_clips_and_sends_a_part(ranks: list[dict[str, Any]]) -> None
 
 def test_every_rank_has_its_files_in_the_checkpoint(ranks: list[dict[str, Any]]) -> None:
     files = ranks[0]["files"]
-    assert {"rank-0.safetensors", "rank-1.safetensors", "manifest.json", "model.safetensors", "optimizer.bin"} <= set(
-        files
-    )
+    assert {
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+        "manifest.json",
+        "model.safetensors",
+        "optimizer.bin",
+    } <= set(files)
     assert all(rank["model has the agreed weights"] for rank in ranks)
 
 
@@ -55,7 +59,9 @@ def test_refusals_name_the_way_out(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         words = rank["refused"]
         assert words["not an accelerator"] == "accelerator must be an Accelerator, got NoneType"
-        assert words["not prepared"].startswith("model must be a DistributedDataParallel, got Sequential: pass what")
+        assert words["not prepared"].startswith(
+            "model must be a DistributedDataParallel, got Sequential: pass what"
+        )
         assert "must not use DDP's static_graph" in words["static graph"]
         assert "must use DDP, got FSDP: leave its plugin out, or call gradsieve.share" in words["fsdp"]
         assert "the checkpoint has no state of gradsieve" in words["without state"]

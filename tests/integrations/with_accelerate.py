@@ -78,7 +78,9 @@ def refused(run: Run, folder: Path, way: str) -> dict[str, str]:
         "without state": words_of(lambda: accelerator.load_state(str(empty))),
     }
     model = torch.nn.parallel.DistributedDataParallel(network(), static_graph=True)
-    found["static graph"] = words_of(lambda: integration.share(accelerator, model, torch.optim.SGD(model.parameters())))
+    found["static graph"] = words_of(
+        lambda: integration.share(accelerator, model, torch.optim.SGD(model.parameters()))
+    )
     accelerator.state.distributed_type = DistributedType.FSDP
     found["fsdp"] = words_of(lambda: attach(accelerator, plain, *optimizer))
     return found

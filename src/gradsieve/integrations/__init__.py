@@ -1,1 +1,1 @@
-"""One line in Accelerate, Transformers, Lightning, Fabric and Ray: each module imports its framework, nothing else does."""
+"""One line in Accelerate, Transformers, Lightning, Fabric and Ray. Each module imports its own framework."""

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: `sparsify(accelerator, model)` or `share(accelerator, model, optimizer)` after `prepare`.
+"""Accelerate: `sparsify(accelerator, model)` or `share(accelerator, model, optimizer)` after `prepare`.
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     sieve = gradsieve.integrations.accelerate.sparsify(accelerator, model, density=1e-3)
@@ -9,7 +9,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.optim import Optimizer
@@ -24,9 +23,10 @@ need("accelerate")
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-_WAY_OUT = "pass what accelerator.prepare returned, in a script started by `accelerate launch` with 2 or more processes"
+_WAY_OUT = (
+    "pass what accelerator.prepare returned, in a script started by `accelerate launch` with 2 or more processes"
+)
 _OTHER = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
-_sieves: WeakKeyDictionary[Accelerator, int] = WeakKeyDictionary()  # how many each has
 
 
 def sparsify(accelerator: Accelerator, model: nn.Module, *arguments: Any, **options: Any) -> Sieve:
@@ -68,8 +68,6 @@ class _InCheckpoints:
 
     def __init__(self, accelerator: Accelerator, made: Gradients) -> None:
         self._accelerator, self._made = accelerator, made
-        _sieves[accelerator] = number = _sieves.get(accelerator, -1) + 1
-        self._name = f"gradsieve_{number}"
         self._folder = Path()
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._find)
@@ -77,22 +75,28 @@ class _InCheckpoints:
         accelerator.register_for_checkpointing(self)
 
     def state_dict(self) -> dict[str, str]:
-        """Where the state is: this file is rank 0's."""
-        return {"folder": self._name}
+        """Accelerate writes rank 0's for all: the state itself is in a folder."""
+        return {"folder": self._folder.name}
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
         self._made.load(self._folder)
 
     def _save(self, models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
+        place = self._place(models)
+        self._folder = Path(output_dir) / f"gradsieve_{place}"
         everywhere = self._accelerator.project_configuration.save_on_each_node
-        self._made.save(Path(output_dir) / self._name, shared=not everywhere)
-        if self._accelerator.is_main_process:
-            for place, model in enumerate(models):
-                if bare(model) is self._made.module:
-                    weights[place] = self._made.agreed_copy(weights[place])
+        self._made.save(self._folder, shared=not everywhere)
+        if self._accelerator.is_local_main_process:
+            weights[place] = self._made.agreed_copy(weights[place])
 
     def _find(self, models: list[nn.Module], input_dir: str) -> None:
-        self._folder = check_present(Path(input_dir) / self._name)
+        self._folder = check_present(Path(input_dir) / f"gradsieve_{self._place(models)}")
+
+    def _place(self, models: list[nn.Module]) -> int:
+        for place, model in enumerate(models):
+            if bare(model) is self._made.module:
+                return place
+        raise BadInput("model must be one that accelerator.prepare returned, got another: its state cannot be kept")
 
 
 def check_ddp(accelerator: Accelerator) -> None:
@@ -105,4 +109,3 @@ def check_ddp(accelerator: Accelerator) -> None:
             f"accelerator must use DDP, got {kind.value}: leave its plugin out, or call gradsieve.share with the "
             "process group of the replicas and save the sieve beside save_state"
         )
-

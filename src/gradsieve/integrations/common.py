@@ -1,4 +1,4 @@
-"""What all integrations share: the model inside its wrappers, and every rank's state in a framework's checkpoint."""
+"""What integrations have in common: the model inside its wrappers, and every rank's state in a checkpoint."""
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -168,8 +168,8 @@ def check_present(folder: Path) -> Path:
     """A framework's checkpoint that was written without Gradsieve has no state for it."""
     if not folder.is_dir():
         raise CheckpointError(
-            f"the checkpoint has no state of gradsieve, {folder} does not exist: resume from one that was saved with "
-            "it, or load only the model's weights from this one"
+            f"the checkpoint has no state of gradsieve, {folder} does not exist: resume from one that was saved "
+            "with it, or load only the model's weights from this one"
         )
     return folder
 
@@ -180,6 +180,8 @@ def _stop_averaging(model: nn.Module) -> None:
     if ddp is None:
         return
     if ddp.static_graph:
-        raise BadInput("model must not use DDP's static_graph with share, which stops DDP's averaging: leave it out")
+        raise BadInput(
+            "model must not use DDP's static_graph with share, which stops DDP's averaging: leave it out"
+        )
     ddp.require_backward_grad_sync = False
     ddp.require_forward_param_sync = False  # rank 0's buffers would replace those of the other ranks

@@ -50,7 +50,9 @@ class GradsieveCallback(TrainerCallback):
         trainer, resumed = _caller()
         check_ddp(trainer.accelerator)
         if state.is_hyper_param_search:
-            raise BadInput("GradsieveCallback must not be used in hyperparameter_search: leave it out of that Trainer")
+            raise BadInput(
+                "GradsieveCallback must not be used in hyperparameter_search: leave it out of that Trainer"
+            )
         if self._made is None or not self._made.serves(trainer.model_wrapped):
             scaler = trainer.accelerator.scaler
             kind, optimizer = MODES[self.mode], kwargs["optimizer"]

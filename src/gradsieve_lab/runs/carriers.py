@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradsieve.state import checkpoint
 from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.ddp import sparsify
+from gradsieve.state import checkpoint
+from gradsieve.worlds import ProcessGroupWorld
 from gradsieve_lab.runs.bare_state import bare_state
 from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
 from gradsieve_lab.runs.methods import DENSE, is_hook
 from gradsieve_lab.runs.settings import Settings
-from gradsieve.worlds import ProcessGroupWorld
 
 # torch 2.13 gave this option a new name and warns at the old one.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gradsieve.state import checkpoint
+from gradsieve.virtual import virtual_reducers
+from gradsieve.worlds import VirtualWorld
 from gradsieve_lab.runs.carriers import attach
 from gradsieve_lab.runs.facts import Facts, facts_of
 from gradsieve_lab.runs.feed import Feed
@@ -17,8 +19,6 @@ from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.tasks import Data, Task
 from gradsieve_lab.tasks.shards import shards
-from gradsieve.virtual import virtual_reducers
-from gradsieve.worlds import VirtualWorld
 
 _TEST_BATCH = 256
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, one_of
+from gradsieve.comm.wire import VALUES
 from gradsieve.density import Budget
 from gradsieve.sparsifiers import SPARSIFIERS, make_sparsifier
-from gradsieve.comm.wire import VALUES
 
 DENSE = "dense"
 STEADY, BUDGET = "steady", "budget"

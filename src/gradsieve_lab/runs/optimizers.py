@@ -5,9 +5,9 @@ import math
 import torch
 from torch import nn
 
+from gradsieve.share.adamw import ReplicaAdamW
 from gradsieve_lab.runs.methods import has_momentum
 from gradsieve_lab.runs.settings import Settings
-from gradsieve.share.adamw import ReplicaAdamW
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradsieve.share.broadcast import broadcast_
 from gradsieve.state import checkpoint
 from gradsieve.state.checkpoint import CheckpointError
+from gradsieve.worlds import ProcessGroupWorld, VirtualWorld, World
 from gradsieve_lab.runs.bare_state import bare_state
 from gradsieve_lab.runs.engines import score
 from gradsieve_lab.runs.facts import Facts
@@ -17,9 +19,7 @@ from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.runs.sharing import SHARINGS, state_tensors
-from gradsieve.share.broadcast import broadcast_
 from gradsieve_lab.tasks import Data, Task
-from gradsieve.worlds import ProcessGroupWorld, VirtualWorld, World
 
 
 class _Replicas:

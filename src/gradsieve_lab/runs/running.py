@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from gradsieve._check import BadInput
 from gradsieve_lab.conditions import conditions
+from gradsieve_lab.launch import Place, Post, run_workers
+from gradsieve_lab.netlab.network import network
 from gradsieve_lab.runs.engines import Engine, ProcessEngine, VirtualEngine, make_feeds
 from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.methods import REPLICATED
@@ -24,8 +26,6 @@ from gradsieve_lab.runs.records import VERSION, Recorder, Run, cut_back, read_ru
 from gradsieve_lab.runs.replica_engines import ProcessReplica, VirtualReplicas
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.runs.training import Training
-from gradsieve_lab.netlab.network import network
-from gradsieve_lab.launch import Place, Post, run_workers
 from gradsieve_lab.tasks import Data, Task
 
 Listen = Callable[[Any], None]

@@ -8,8 +8,9 @@ from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
 from gradsieve.density import Budget
-from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, STEADY, Method, as_spent, has_momentum
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, Link, parse_links
+from gradsieve_lab.runs.loggers import LOGGERS
+from gradsieve_lab.runs.methods import ALONE, AVERAGE, PEERS, STEADY, Method, as_spent, has_momentum
 from gradsieve_lab.tasks import TASKS, Task, make_task
 from gradsieve_lab.tasks.base import Recipe
 
@@ -53,13 +54,14 @@ class Settings:
     eval_every: int = 0
     checkpoint_every: int = 0
     save: bool = True  # leave a checkpoint when the run ends or is stopped
-    tensorboard: bool = False
+    log: str = ""  # an experiment tracker
 
     def __post_init__(self) -> None:
         fraction("density", self.density)
         at_least("workers", self.workers, 1)
         for name in ("lab_hosts", "dense_steps", "steps", "batch", "seed", "eval_every", "checkpoint_every"):
             at_least(name, getattr(self, name), 0)
+        one_of("log", self.log, LOGGERS)
         if self.optimizer:
             one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.decay:
@@ -172,6 +174,9 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
         """Settings that were read from a record; a name that is not known here is refused."""
+        values = dict(values)
+        if values.pop("tensorboard", False):  # how records of version 1 have it
+            values["log"] = "tensorboard"
         for name in values:
             one_of("setting", name, [known.name for known in fields(cls)])
         return cls(**values)

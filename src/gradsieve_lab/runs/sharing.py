@@ -7,10 +7,6 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
-from gradsieve_lab.runs.learner import Learner
-from gradsieve_lab.runs.methods import ALONE, AVERAGE, SHARE
-from gradsieve_lab.runs.settings import Settings
 from gradsieve.density import as_density
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -20,6 +16,10 @@ from gradsieve.share.parameters import second_moments, shared_parameters
 from gradsieve.share.replica import Replica
 from gradsieve.sparsifiers import make_sparsifier
 from gradsieve.worlds import Meter, ProcessGroupWorld, World
+from gradsieve_lab.runs.facts import Facts, facts_of, full_facts
+from gradsieve_lab.runs.learner import Learner
+from gradsieve_lab.runs.methods import ALONE, AVERAGE, SHARE
+from gradsieve_lab.runs.settings import Settings
 
 
 class Sharing(Protocol):

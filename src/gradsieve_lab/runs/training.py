@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from gradsieve_lab.runs.board import Board
+from gradsieve_lab.launch import Post
 from gradsieve_lab.runs.engines import Engine
 from gradsieve_lab.runs.facts import OWN, SECONDS, Facts
+from gradsieve_lab.runs.loggers import LOGGERS
 from gradsieve_lab.runs.optimizers import learning_rate
 from gradsieve_lab.runs.records import Line, Recorder, Run
 from gradsieve_lab.runs.settings import Settings
-from gradsieve_lab.launch import Post
 
 _AGREE_EVERY_S = 0.5  # workers talk about records and stopping about so often
 _MOST_STEPS = 50  # and after so many steps at the latest
@@ -48,7 +48,8 @@ class Training:
     def run(self) -> str:
         """Train; returns how it ended: finished or stopped."""
         settings = self.settings
-        self.board = Board(self.folder, settings.tensorboard and self.engine.leads)
+        kind = LOGGERS[settings.log if self.engine.leads else ""]
+        self.logger = kind(self.folder, settings.label or settings.sparsifier, settings.as_dict())
         if self.done == 0:
             self._evaluate()
         self._counted = self._counter()
@@ -66,7 +67,7 @@ class Training:
         reason = "finished" if self.done == settings.steps else "stopped"
         if self.engine.leads:
             self.recorder.add([{"kind": "end", "reason": reason, "step": self.done}])
-        self.board.close()
+        self.logger.close()
         return reason
 
     def _step(self, step: int) -> None:
@@ -106,7 +107,7 @@ class Training:
 
     def _record(self, lines: list[Line]) -> None:
         self.recorder.add(lines)
-        self.board.add(lines)
+        self.logger.add_lines(lines)
 
     def _show(self, last: Line) -> None:
         settings = self.settings
