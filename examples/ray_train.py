@@ -5,6 +5,7 @@ Run it:  python examples/ray_train.py
 
 import os
 import tempfile
+import time
 
 import ray
 import ray.train.torch
@@ -31,6 +32,7 @@ def train(config: dict[str, int]) -> None:
 
     for step in range(first, config["steps"]):
         if step == config["fails_at"] and rank == 1 and first == 0:
+            time.sleep(5)  # until Ray has seen the last checkpoint
             os._exit(1)  # a machine is gone
         inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(2 * step + rank))
         loss = nn.functional.cross_entropy(model(inputs), (inputs @ teacher).argmax(1))

@@ -164,7 +164,7 @@ def _keep(fabric: Fabric, made: Gradients) -> None:
             made.save(_beside(path) / name)
 
     def load_checkpoint(path: str | Path, state: Any = None, *arguments: Any, **options: Any) -> dict[str, Any]:
-        found = load(path, state, *arguments, **options)
+        found: dict[str, Any] = load(path, state, *arguments, **options)
         for name in _names(state, made):
             made.load(_beside(path) / name)
         return found
