@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,6 +16,14 @@ from gradsieve.feedback import Feedback
 from gradsieve.gradients import write_
 
 ROOT = Path(__file__).parent.parent
+
+
+def skip_without(*packages: str) -> None:
+    """Skip a test, or a module, that needs a framework which is not installed; importing one takes seconds."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            words = f"{name} is not installed: pip install 'gradsieve[integrations]'"
+            pytest.skip(words, allow_module_level=True)
 
 
 def load_example(name: str) -> Any:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, skip_without
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-FRAMEWORKS = ("accelerate", "lightning", "ray", "transformers")
+FRAMEWORKS = {"accelerate", "lightning", "ray", "transformers"}
 # Ray keeps no token for a cluster that ends with the script; its workers find each other on loopback.
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
@@ -21,9 +21,7 @@ ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "GLOO_SOCKET_IFNAME": 
 def test_example(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) < 60
-    for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE):
-        if name in FRAMEWORKS:
-            pytest.importorskip(name, reason=f"{name} is not installed: pip install 'gradsieve[integrations]'")
+    skip_without(*FRAMEWORKS & set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)))
     launcher = [*TORCHRUN, "--rdzv-endpoint", "localhost:0"] if "torchrun" in text else []
     command = [sys.executable, *launcher, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)

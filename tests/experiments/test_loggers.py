@@ -13,10 +13,11 @@ from gradsieve._check import BadInput
 from gradsieve_lab.runs import loggers
 from gradsieve_lab.runs.loggers import need_logger, scalars_of
 from gradsieve_lab.runs.settings import Settings
+from helpers import skip_without
 
 
 def test_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    skip_without("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     done = train(replace(TINY, log="tensorboard"), tmp_path / "run")
@@ -41,7 +42,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 
 
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'gradsieve[integrations]'")
+    skip_without("wandb")
     import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -65,7 +66,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mlflow_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'gradsieve[integrations]'")
+    skip_without("mlflow")
     from mlflow.tracking import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from launching import launch
 
-pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'gradsieve[integrations]'")
+from helpers import skip_without
+
+skip_without("accelerate")
 
 WAYS = ("sparsify", "share")
 

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from launching import launch
 
-pytest.importorskip("lightning", reason="lightning is not installed: pip install 'gradsieve[integrations]'")
+from helpers import skip_without
+
+skip_without("lightning")
 
 MODES = ("gradients", "weights")
 Ranks = list[dict[str, Any]]

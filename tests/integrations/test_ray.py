@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from launching import HERE, ROOT
 
-pytest.importorskip("ray.train", reason="ray is not installed: pip install 'gradsieve[integrations]'")
+from helpers import skip_without
+
+skip_without("ray")
 
 
 @pytest.mark.slow  # examples/ray_train.py is run by every test run

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from launching import launch
 
-for package in ("transformers", "accelerate", "tensorboard"):
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'gradsieve[integrations]'")
+from helpers import skip_without
+
+skip_without("transformers", "accelerate", "tensorboard")
 
 MODES = ("gradients", "weights")
 
