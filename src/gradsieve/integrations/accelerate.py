@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from gradsieve._check import BadInput, BadType
 from gradsieve.ddp import Sieve
-from gradsieve.integrations.common import Gradients, Weights, bare, check_present, need
+from gradsieve.integrations.common import Gradients, Weights, bare, need
 from gradsieve.share import ShareSieve
 
 need("accelerate")
@@ -90,7 +90,8 @@ class _InCheckpoints:
             weights[place] = self._made.agreed_copy(weights[place])
 
     def _find(self, models: list[nn.Module], input_dir: str) -> None:
-        self._folder = check_present(Path(input_dir) / f"gradsieve_{self._place(models)}")
+        self._folder = Path(input_dir) / f"gradsieve_{self._place(models)}"
+        self._made.check(self._folder)
 
     def _place(self, models: list[nn.Module]) -> int:
         for place, model in enumerate(models):

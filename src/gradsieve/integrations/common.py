@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradsieve._check import BadInput, BadType
+from gradsieve.comm.collectives import Program, all_gather
 from gradsieve.ddp import Sieve, sparsify
 from gradsieve.share import ShareSieve, share
 from gradsieve.state.checkpoint import CheckpointError
@@ -44,7 +45,8 @@ class Gradients:
         ddp = find_ddp(model)
         if ddp is None:
             raise BadType(f"model must be a DistributedDataParallel, got {type(model).__name__}: {way_out}")
-        self._ddp, self.module = ddp, ddp.module
+        self._ddp: DistributedDataParallel | None = ddp
+        self.module: nn.Module = ddp.module
         self.sieve: Sieve | ShareSieve = sparsify(ddp, *arguments, scaler=scaler, **options)
 
     def serves(self, model: nn.Module) -> bool:
@@ -55,9 +57,14 @@ class Gradients:
         """Write every rank's state; all ranks must call it. shared: all of them see the folder."""
         self.sieve.save(folder, shared=shared)
 
+    def check(self, folder: Path) -> None:
+        """Raise an error on all ranks, if some rank has no such folder."""
+        self.sieve.world.run([_present(folder)])
+
     def load(self, folder: Path) -> None:
         """Read it; all ranks must call it."""
-        self.sieve.load(check_present(folder))
+        self.check(folder)
+        self.sieve.load(folder)
 
     def agreed(self) -> AbstractContextManager[None]:
         """Within it the model has the weights that all ranks agree on."""
@@ -92,7 +99,9 @@ class Weights(Gradients):
         if not torch.distributed.is_initialized():
             raise BadInput(f"share needs a process group, got none: {way_out}")
         self.module, self._optimizers, self._scaler = bare(model), plain(optimizers), scaler
-        _stop_averaging(model)
+        self._ddp = find_ddp(model)
+        if self._ddp is not None:
+            _stop_averaging(self._ddp)
         self.sieve: ShareSieve = share(self.module, self._optimizers, *arguments, scaler=scaler, **options)
 
     def serves(self, model: nn.Module) -> bool:
@@ -102,7 +111,8 @@ class Weights(Gradients):
         self.sieve.save(folder, self._own(), shared=shared)
 
     def load(self, folder: Path) -> None:
-        extra = self.sieve.load(check_present(folder))
+        self.check(folder)
+        extra = self.sieve.load(folder)
         for optimizer, state in zip(self._optimizers, extra["optimizers"].values(), strict=True):
             numbered = {int(number): part for number, part in state.items()}
             optimizer.load_state_dict({**optimizer.state_dict(), "state": numbered})
@@ -126,6 +136,8 @@ class Weights(Gradients):
 
     def close(self) -> None:
         self.sieve.close()
+        if self._ddp is not None:
+            self._ddp.require_backward_grad_sync = True
 
     def _own(self) -> dict[str, Any]:
         return {
@@ -164,21 +176,19 @@ def plain(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
     return found
 
 
-def check_present(folder: Path) -> Path:
-    """A framework's checkpoint that was written without Gradsieve has no state for it."""
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"the checkpoint has no state of gradsieve, {folder} does not exist: resume from one that was saved "
-            "with it, or load only the model's weights from this one"
-        )
-    return folder
+def _present(folder: Path) -> Program[None]:
+    """A framework's checkpoint that was written without Gradsieve has no state for it; all ranks then say so."""
+    replies = yield from all_gather("checkpoint", torch.tensor([folder.is_dir()], dtype=torch.uint8))
+    for rank, reply in enumerate(replies):
+        if not reply.item():
+            raise CheckpointError(
+                f"the checkpoint has no state of gradsieve, {folder} does not exist on rank {rank}: resume from "
+                "one that was saved with it, or load only the model's weights from this one"
+            )
 
 
-def _stop_averaging(model: nn.Module) -> None:
-    """DDP stays as it is inside `no_sync()`, if it is a DDP model."""
-    ddp = find_ddp(model)
-    if ddp is None:
-        return
+def _stop_averaging(ddp: DistributedDataParallel) -> None:
+    """Leave it as it is inside `no_sync()`."""
     if ddp.static_graph:
         raise BadInput(
             "model must not use DDP's static_graph with share, which stops DDP's averaging: leave it out"
