@@ -20,6 +20,14 @@ from gradsieve.gradients import write_
 ROOT = Path(__file__).parent.parent
 
 
+def skip_without(*packages: str) -> None:
+    """Skip a test, or a module, that needs a framework which is not installed; importing one takes seconds."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            words = f"{name} is not installed: pip install 'gradsieve[integrations]'"
+            pytest.skip(words, allow_module_level=True)
+
+
 def load_example(name: str) -> Any:
     """Run a file of examples/ as a module, as a user's script would be."""
     return load(f"examples/{name}.py")

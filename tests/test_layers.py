@@ -33,6 +33,7 @@ CORE = [
     "ddp",
     "dcp",
     "plan",
+    "integrations",
     "extend",
     "doctor",
 ]
@@ -93,7 +94,14 @@ def test_the_library_needs_little() -> None:
     for path in FOLDERS["gradsieve"].rglob("*.py"):
         if path.name != "__main__.py":
             optional = {"triton"} if path.match("ops/gpu*.py") else set()
+            optional |= {path.stem, "accelerate"} if path.parent.name == "integrations" else set()
             assert {module.split(".")[0] for module in imports(path)} <= known | optional, path
+
+
+def test_nothing_else_imports_the_integrations() -> None:
+    for path in FOLDERS["gradsieve"].rglob("*.py"):
+        if path.parent.name != "integrations":
+            assert not any(module.startswith("gradsieve.integrations") for module in imports(path)), path
 
 
 def lengths(*folders: Path) -> dict[Path, int]:

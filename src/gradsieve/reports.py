@@ -1,5 +1,6 @@
 """The report of one step, and the clock that measures its phases."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any, Self
@@ -73,6 +74,20 @@ class StepReport:
     def buildup(self) -> float:
         """Positions sent for each one asked for."""
         return self.union / self.k
+
+    def scalars(self) -> dict[str, float]:
+        """All numbers under flat names such as `gradsieve/density`, for TensorBoard, W&B, MLflow and the like.
+
+        What is not known, or not finite, is left out.
+        """
+        numbers = self._numbers() | {f"{phase}_ms": 1e3 * seconds for phase, seconds in self.seconds.items()}
+        known = {name: float(value) for name, value in numbers.items() if value is not None}
+        return {f"gradsieve/{name}": value for name, value in known.items() if math.isfinite(value)}
+
+    def _numbers(self) -> dict[str, float | None]:
+        names = ("density", "k", "union", "imbalance", "buildup", "finite", "threshold", "residual_norm")
+        counted = ("bytes_sent", "ring_bytes", "collectives")
+        return {name: getattr(self, name) for name in (*names, *counted)}
 
 
 class Clock:

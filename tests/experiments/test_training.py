@@ -175,16 +175,6 @@ def test_what_cannot_be_used_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    done = train(replace(TINY, tensorboard=True), tmp_path / "run")
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("loss")] == list(range(12))
-    assert events.Scalars("metric")[-1].value == pytest.approx(done.metrics[-1]["value"])
-
-
 def test_a_budget_is_for_the_run_also_when_that_becomes_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,10 @@ class ShareReport(StepReport):
         """Of this worker's drift after the round; None unless it is measured, which costs a pass."""
         return self.residual_norm
 
+    def _numbers(self) -> dict[str, float | None]:
+        own = {"round": self.round, "restored": len(self.restored), "spread": self.spread}
+        return {**super()._numbers(), **own}
+
 
 class Replica:
     """The weights of one worker, of which the part that drifted farthest is averaged in every round.

@@ -19,6 +19,7 @@ from gradsieve_lab.netlab.rootless import enter_lab
 from gradsieve_lab.report import write_csv, write_report
 from gradsieve_lab.report.table import duration, size, whole_percent
 from gradsieve_lab.runs import comparing, running
+from gradsieve_lab.runs.loggers import need_logger
 from gradsieve_lab.runs.methods import Method, parse_method, parse_methods
 from gradsieve_lab.runs.records import Run, read_run
 from gradsieve_lab.runs.running import command_line
@@ -68,7 +69,7 @@ def train(
         int, typer.Option(help="Steps between checkpoints; default: only at the end or Ctrl-C.", show_default=False)
     ] = 0,
     virtual: Annotated[bool, typer.Option("--virtual", help="Virtual workers in one process.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    log: Annotated[str, typer.Option(help="Also log to tensorboard, wandb or mlflow.", show_default=False)] = "",
     as_json: AsJson = False,
 ) -> None:
     """Train a task with one method, in real processes.
@@ -81,11 +82,10 @@ def train(
         if resume is not None:
             settings, folder = _resumed(resume, context), resume
         else:
-            given = {"checkpoint_every": checkpoint_every, "virtual": virtual, "tensorboard": tensorboard}
+            given = {"checkpoint_every": checkpoint_every, "virtual": virtual, "log": log}
             settings = _settings(task, options | given).with_method(parse_method(sparsifier, options["density"]))
             folder = out or new_folder(f"{task}-{settings.sparsifier}")
-        if settings.tensorboard:
-            _need_tensorboard()
+        need_logger(settings.log)
     stop = running.Stop()
     with _watched(settings, as_json, stop) as listen:
         run = running.run(settings, folder, listen, stop, resume=resume is not None)
@@ -244,13 +244,6 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
 
 def _watched(settings: Settings, as_json: bool, stop: running.Stop) -> AbstractContextManager[running.Listen]:
     return watched(TASKS[settings.task].METRIC, stop, hidden=as_json or not running.leads())
-
-
-def _need_tensorboard() -> None:
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        raise BadInput("--tensorboard needs its package: pip install 'gradsieve[tensorboard]'") from None
 
 
 def _runs_in(path: Path) -> list[Run]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gradsieve._check import BadInput, at_least, fraction, number, one_of, positive
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, Link, parse_links
+from gradsieve_lab.runs.loggers import LOGGERS
 from gradsieve_lab.runs.methods import AVERAGE, PEERS, STEADY, Method
 from gradsieve_lab.tasks import TASKS, Task, make_task
 
@@ -58,7 +59,7 @@ class Settings:
     eval_every: int = 0
     checkpoint_every: int = 0
     save: bool = True  # leave a checkpoint when the run ends or is stopped
-    tensorboard: bool = False
+    log: str = ""  # an experiment tracker
     timeout: float = 300.0  # seconds that workers wait for each other
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class Settings:
         positive("timeout", self.timeout)
         for name in ("lab_hosts", "dense_steps", "steps", "batch", "seed", "eval_every", "checkpoint_every"):
             at_least(name, getattr(self, name), 0)
+        one_of("log", self.log, LOGGERS)
         if self.optimizer:
             one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.decay:
@@ -148,6 +150,9 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
         """Settings that were read from a record; a name that is not known here is refused."""
+        values = dict(values)
+        if values.pop("tensorboard", False):  # how records of version 1 have it
+            values["log"] = "tensorboard"
         for name in values:
             one_of("setting", name, [known.name for known in fields(cls)])
         return cls(**values)

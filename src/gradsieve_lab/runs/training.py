@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from gradsieve_lab.launch import Post
-from gradsieve_lab.runs.board import Board
 from gradsieve_lab.runs.config import Config
 from gradsieve_lab.runs.engines import Engine
+from gradsieve_lab.runs.loggers import LOGGERS
 from gradsieve_lab.runs.optimizers import learning_rate
 from gradsieve_lab.runs.records import Line, Recorder, Run
 from gradsieve_lab.runs.step_record import Measured, Stepped, StepRecord
@@ -68,7 +68,8 @@ class Training:
     def run(self) -> str:
         """Train; returns how it ended: finished or stopped."""
         settings = self.settings
-        self.board = Board(self.folder, settings.tensorboard and self.engine.leads)
+        kind = LOGGERS[settings.log if self.engine.leads else ""]
+        self.logger = kind(self.folder, settings.label or settings.sparsifier, settings.as_dict())
         if self.done == 0:
             self._evaluate()
         self._counted = self._counter()
@@ -87,7 +88,7 @@ class Training:
         reason = "finished" if self._over() else "stopped"
         if self.engine.leads:
             self.recorder.add([{"kind": "end", "reason": reason, "step": self.done}])
-        self.board.close()
+        self.logger.close()
         return reason
 
     def _over(self) -> bool:
@@ -131,7 +132,7 @@ class Training:
 
     def _record(self, lines: list[Line]) -> None:
         self.recorder.add(lines)
-        self.board.add(lines)
+        self.logger.add_lines(lines)
 
     def _show(self, last: StepRecord) -> None:
         settings = self.settings

@@ -1,0 +1,1 @@
+"""One line in Accelerate, Transformers, Lightning, Fabric and Ray. Each module imports its own framework."""
