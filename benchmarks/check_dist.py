@@ -42,7 +42,8 @@ def main(folder: Path) -> None:
     missing = [name for name in NEEDED if name not in names]
     if missing or not any(name.endswith("licenses/LICENSE") for name in names):
         sys.exit(f"{wheel.name} lacks {', '.join(missing) or 'its licence'}")
-    sources = {name.partition("/")[2] for name in tarfile.open(source).getnames()}
+    with tarfile.open(source) as archive:
+        sources = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("LICENSE", "README.md", "pyproject.toml", "tests/conftest.py"):
         if name not in sources:
             sys.exit(f"{source.name} lacks {name}")

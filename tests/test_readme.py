@@ -19,12 +19,8 @@ def test_it_is_one_page() -> None:
 def test_its_table_says_what_the_rows_say() -> None:
     """The figures of the first rows are those of benchmarks/data."""
     rows = {(row["case"], row["links"]): float(row["median"]) for row in load("benchmarks/tables.py").read("lab")}
-    for case, rate in (
-        ("plain DDP", "100mbit"),
-        ("exdyna", "100mbit"),
-        ("PowerSGD rank 1", "100mbit"),
-        ("plain DDP", "1gbit"),
-    ):
+    cases = ("plain DDP", "100mbit"), ("exdyna", "100mbit"), ("PowerSGD rank 1", "100mbit"), ("plain DDP", "1gbit")
+    for case, rate in cases:
         assert f"{rows[case, rate]:,.0f} ms" in TEXT, case
     assert f"{rows['exdyna', '1gbit']:,.0f} ms" in TEXT
 
