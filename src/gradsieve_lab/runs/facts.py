@@ -1,6 +1,7 @@
 """What is known of a training step once gradients were brought together."""
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 from gradsieve.reports import StepReport
@@ -11,6 +12,8 @@ OWN = (
     "error",
     "residual_norm",
     "bytes",
+    "spread",  # how far a replica was from the mean where weights were exchanged, relative to it
+    "hidden",  # seconds of communication that nobody waited for
     "wire_bytes",  # what a host's interface counted from the end of the last step to the end of this one
     "forward",
     "backward",
@@ -32,7 +35,7 @@ class Facts:
 def facts_of(report: StepReport) -> Facts:
     """A sieve's report in the words of a record."""
     seconds = report.seconds
-    norm = float("nan") if report.residual_norm is None else report.residual_norm
+    norm = nan if report.residual_norm is None else report.residual_norm
     shared = {
         "finite": report.finite,
         "density": report.density,
@@ -50,6 +53,8 @@ def facts_of(report: StepReport) -> Facts:
         "bytes": report.ring_bytes,
         "select": sum(seconds.get(phase, 0.0) for phase in ("accumulate", "select", "update", "write")),
         "communicate": seconds["communicate"],
+        "spread": nan if (spread := getattr(report, "spread", None)) is None else spread,
+        "hidden": seconds.get("hidden", nan),
         "measure": seconds.get("measure", 0.0),
     }
     return Facts(shared, own)
@@ -69,7 +74,7 @@ def full_facts(
     Args:
         exact: what arrives is the exact mean gradient, so that nothing is held back.
     """
-    error = 0.0 if exact else float("nan")
+    error = 0.0 if exact else nan
     shared = {
         "finite": True,
         "density": float(n > 0),
@@ -87,6 +92,8 @@ def full_facts(
         "bytes": ring_bytes,
         "select": select,
         "communicate": communicate,
+        "spread": nan,
+        "hidden": nan,
         "measure": 0.0,
     }
     return Facts(shared, own)
