@@ -1,4 +1,4 @@
-"""The tables of measurements in README and docs, made from what benchmarks/ holds: `python benchmarks/tables.py`.
+"""The tables of measurements in the docs, made from what benchmarks/ holds: `python benchmarks/tables.py`.
 
 A table stands between `<!-- NAME -->` and `<!-- end -->`; what is between them is replaced.
 """
@@ -247,7 +247,7 @@ def outcome(name: str) -> dict[str, Any]:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"lab": lab, "step": step, "wire": wire},
+    "docs/measurements.md": {"lab": lab, "step": step, "wire": wire},
     "docs/density.md": {"density": density},
     "docs/judges.md": {"judges": judges},
     "docs/plan.md": {"plan": plan},

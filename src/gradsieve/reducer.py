@@ -53,7 +53,8 @@ class SparseReducer:
         sparsifier: a `Sparsifier` object.
         density: the fraction of the gradient that all workers together send per step, in (0, 1]; a function of the
             step; or a `Budget`. At 1, and for vectors so short that k = n, all is sent.
-        rank, world_size: which worker this is, and how many there are.
+        rank: which worker this is.
+        world_size: how many there are.
         dense_steps: number of initial steps that send the full gradient.
         sizes: of the tensors that the vector is made of, for sparsifiers that care (deft); by default one tensor.
         measure: whether reports contain the residual's norm, which costs one more pass over it.

@@ -53,6 +53,17 @@ def test_the_page_fits_and_every_plot_is_drawn(browser: Chromium, page: Path, wi
     assert browser.complaints() == []
 
 
+def test_a_phone_sees_the_key_columns_without_scrolling(browser: Chromium, page: Path) -> None:
+    browser.open(page, 390, "light")
+    tables = "[...document.querySelectorAll('.columns + .scroll')]"
+    assert browser.evaluate(f"{tables}.map((e) => e.scrollWidth - e.clientWidth)") == [0, 0]
+    heads = f"[...{tables}[0].querySelectorAll('thead th')].filter((e) => e.offsetWidth).map((e) => e.innerText)"
+    assert browser.evaluate(heads) == ["method", "accuracy", "fewer bytes", "ms per step"]
+    browser.evaluate("document.querySelector('.columns input').click()")
+    assert browser.evaluate("document.querySelector('td.more').offsetWidth") > 0
+    assert browser.complaints() == []
+
+
 def test_the_theme_can_be_changed_and_is_remembered(browser: Chromium, page: Path) -> None:
     line = "document.querySelector('.canvas .lines path, .canvas path.js-line').style.stroke"
     ground = "getComputedStyle(document.body).backgroundColor"

@@ -13,6 +13,7 @@ from gradsieve_lab.report.lines import Plot
 from gradsieve_lab.report.plots import PHASES, draw_all
 from gradsieve_lab.report.style import DASHES, NEUTRAL, PALETTE, Shown, labels, styles
 from gradsieve_lab.runs.records import Run
+from gradsieve_lab.runs.summary import summarise
 
 
 def show(runs: list[Run]) -> list[Shown]:
@@ -39,6 +40,18 @@ def test_all_plots_of_the_usual_comparison_are_drawn() -> None:
         assert not plot.missing
         assert plot.alt.startswith(("Lines of", "Stacked bars"))
         assert {"light", "dark", "place"} == set(plot.data[0]["meta"])
+
+
+def test_replicas_have_two_plots_more() -> None:
+    run = make_run("share")
+    for line in run.steps:
+        line |= {"spread": 0.1, "hidden": 0.002}
+    found = plots([run])
+    assert found["spread"].data
+    assert found["hidden"].data
+    assert "spread" not in plots([make_run("exdyna")])
+    row = summarise(run)
+    assert (row.spread_mean, row.hidden_ms) == (pytest.approx(0.1), pytest.approx(2.0))
 
 
 def test_a_plot_without_data_says_why() -> None:

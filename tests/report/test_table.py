@@ -71,7 +71,7 @@ def test_nothing_is_best_alone_or_among_equals() -> None:
 
 def test_a_short_run_does_not_win_by_its_sums() -> None:
     found = table([make_run("topk"), make_run("exdyna", steps=5, end="stopped"), make_run("topk")])
-    assert not any(best for _, best in column(found, "sent by a worker", "in all"))
+    assert not any(best for _, best in column(found, "sent by a worker", "in total"))
     assert [end for *_, end in found.rows] == ["", "stopped after 5 steps", ""]
 
 

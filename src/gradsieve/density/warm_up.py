@@ -32,8 +32,9 @@ def dgc_warm_up(density: float, steps_per_epoch: int) -> WarmUp:
 
     Never below `density` itself.
 
-    >>> schedule = dgc_warm_up(0.001, steps_per_epoch=10)
-    >>> [schedule.at(step) for step in (0, 10, 20, 30, 40)]
-    [0.25, 0.0625, 0.015625, 0.004, 0.001]
+    Examples:
+        >>> schedule = dgc_warm_up(0.001, steps_per_epoch=10)
+        >>> [schedule.at(step) for step in (0, 10, 20, 30, 40)]
+        [0.25, 0.0625, 0.015625, 0.004, 0.001]
     """
     return WarmUp(fraction("density", density), at_least("steps_per_epoch", steps_per_epoch, 1))

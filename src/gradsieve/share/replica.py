@@ -64,7 +64,8 @@ class Replica:
         parameters: the tensors to share, by name; they stay where they are.
         sparsifier: decides which positions are averaged.
         schedule: the density after so many completed steps.
-        rank, world_size: which worker this is, and how many there are.
+        rank: which worker this is.
+        world_size: how many there are.
         every: completed optimizer steps from one round to the next.
         dense_steps: number of initial steps without a round: gradients are averaged there.
         values: how values travel: "fp32", "bf16" or "fp8".

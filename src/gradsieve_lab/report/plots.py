@@ -24,7 +24,8 @@ def draw_all(shown: Sequence[Shown]) -> list[Plot]:
     """Every plot, in the order of the page; some may be empty, and say why."""
     metrics = [metric_against(shown, column) for column in ("step", "bytes", "seconds")]
     draws = (loss, density, buildup, imbalance, threshold, residual, phases)
-    return metrics + [draw(shown) for draw in draws]
+    replicas = [plot for plot in (spread(shown), hidden(shown)) if plot.data]  # of interest to runs that have some
+    return metrics + [draw(shown) for draw in draws] + replicas
 
 
 def metric_against(shown: Sequence[Shown], column: str) -> Plot:
@@ -47,6 +48,18 @@ def metric_against(shown: Sequence[Shown], column: str) -> Plot:
     if column == "bytes":
         layout["xaxis"] |= {"exponentformat": "SI", "ticksuffix": "B"}
     return line_plot(empty, shown, pairs)
+
+
+def spread(shown: Sequence[Shown]) -> Plot:
+    """How far replicas are apart."""
+    about = "How far a worker's weights were from the mean where they were exchanged, relative to it."
+    return _step_plot("spread", "replicas' spread", about, shown, "no run has replicas of its own for each worker")
+
+
+def hidden(shown: Sequence[Shown]) -> Plot:
+    """Communication beside the computing."""
+    about = "Seconds of communication per step that nobody waited for, because it ran beside the computing."
+    return _step_plot("hidden", "hidden communication", about, shown, "no run exchanges beside its computing")
 
 
 def loss(shown: Sequence[Shown]) -> Plot:

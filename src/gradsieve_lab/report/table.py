@@ -23,10 +23,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """`groups` are headings over so many columns each; a row is a run, its cells, and how it ended if too early."""
+    """`groups` are headings over columns; a row is a run, its cells, and how it ended if too early."""
 
     groups: list[tuple[str, int]]
     heads: list[str]
+    phone: list[str]  # the columns' names where there is room for three only; empty: left out there
     rows: list[tuple[Shown, list[Cell], str]]
 
 
@@ -37,6 +38,7 @@ class _Column:
     get: Callable[[Summary], float | None]
     show: Callable[[Sequence[float | None]], list[str]]
     cost: Callable[[Summary], float | None] | None = None  # the least is best; None: nothing is
+    phone: str = ""
 
 
 def make_table(shown: Sequence[Shown], summaries: Sequence[Summary], metric: Metric) -> Table:
@@ -49,7 +51,7 @@ def make_table(shown: Sequence[Shown], summaries: Sequence[Summary], metric: Met
         for i, each in enumerate(shown)
     ]
     groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]
-    return Table(groups, [column.head for column in columns], rows)
+    return Table(groups, [column.head for column in columns], [column.phone for column in columns], rows)
 
 
 def _columns(metric: Metric, summaries: Sequence[Summary]) -> list[_Column]:
@@ -66,16 +68,27 @@ def _columns(metric: Metric, summaries: Sequence[Summary]) -> list[_Column]:
 
     return [
         _Column(metric.name, "best", lambda s: s.metric_best, shown, lambda s: _times(sign, s.metric_best)),
-        _Column(metric.name, "last", lambda s: s.metric_last, shown, lambda s: _times(sign, s.metric_last)),
+        _Column(
+            metric.name, "last", lambda s: s.metric_last, shown, lambda s: _times(sign, s.metric_last), metric.name
+        ),
         _Column(metric.name, "gain kept", lambda s: s.gain_kept, _each(whole_percent)),
         _Column("density", "mean", _step("density_mean"), _each(percent), _off("density_mean")),
         _Column("density", "worst", _step("density_max"), _each(percent), _off("density_max")),
         _Column(sent, "a step", _step("bytes_per_step"), _each(size), lambda s: s.bytes_per_step or None),
         _Column(sent, "counted", lambda s: s.wire_bytes_per_step, _each(size)),
-        _Column(sent, "in all", _step("bytes_total"), _each(size), total(lambda s: s.bytes_total)),
-        _Column(sent, "vs dense", lambda s: s.compression, _each(times), lambda s: _times(-1.0, s.compression)),
-        _Column(time, "whole", _step("step_ms"), aligned, lambda s: s.step_ms or None),
+        _Column(sent, "in total", _step("bytes_total"), _each(size), total(lambda s: s.bytes_total)),
+        _Column(
+            sent,
+            "vs dense",
+            lambda s: s.compression,
+            _each(times),
+            lambda s: _times(-1.0, s.compression),
+            "fewer bytes",
+        ),
+        _Column(time, "whole", _step("step_ms"), aligned, lambda s: s.step_ms or None, "ms per step"),
         *(_Column(time, phase, _step(f"{phase}_ms"), aligned) for phase in PHASES if phase != "step"),
+        _Column(time, "hidden", lambda s: s.hidden_ms, aligned),
+        _Column("replicas", "spread", lambda s: s.spread_mean, _each(percent)),
         _Column("error", "total", lambda s: s.total_error, _each(short), total(lambda s: s.total_error)),
     ]
 

@@ -40,6 +40,8 @@ class Measured:
     residual_norm: float = math.nan
     bytes: float = 0.0
     wire_bytes: float = math.nan  # counted by a host's interface since the end of the last step
+    spread: float = math.nan  # how far a replica was from the mean where weights were exchanged, relative to it
+    hidden: float = math.nan  # seconds of communication that nobody waited for
     forward_s: float = 0.0
     backward_s: float = 0.0
     select_s: float = 0.0
@@ -88,6 +90,8 @@ class StepRecord:
     residual_norm: float | None
     bytes: float
     wire_bytes: float | None
+    spread: float | None
+    hidden: float | None
     seconds: Mapping[str, float | None]  # by phase: see `PHASES`
 
     @classmethod
@@ -104,6 +108,8 @@ class StepRecord:
             residual_norm=numbers["residual_norm"],
             bytes=mean.bytes,
             wire_bytes=numbers["wire_bytes"],
+            spread=numbers["spread"],
+            hidden=numbers["hidden"],
             seconds=seconds,
         )
 
@@ -143,6 +149,8 @@ def from_report(report: StepReport) -> Stepped:
         error=norm**2,
         residual_norm=norm,
         bytes=report.ring_bytes,
+        spread=math.nan if (spread := getattr(report, "spread", None)) is None else spread,
+        hidden=seconds.get("hidden", math.nan),
         select_s=sum(seconds.get(phase, 0.0) for phase in ("accumulate", "select", "update", "write")),
         communicate_s=seconds["communicate"],
         measure_s=seconds.get("measure", 0.0),

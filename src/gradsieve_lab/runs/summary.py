@@ -49,6 +49,8 @@ class Summary:
     select_ms: float
     communicate_ms: float
     step_ms: float
+    hidden_ms: float | None  # communication per step that nobody waited for
+    spread_mean: float | None  # of replicas: how far they were from their mean where weights were exchanged
     seconds: float  # of training; evaluations and measurements are not counted
     end: str  # finished, stopped, failed, or unfinished
 
@@ -66,6 +68,7 @@ def summarise(run: Run) -> Summary:
     target = settings["density"]
     total = sum(_known(steps, "bytes"))
     errors, norms, buildups = (_known(steps, name) for name in ("error", "residual_norm", "buildup"))
+    hidden, spreads = _known(steps, "hidden"), _known(steps, "spread")
     losses = _known(steps, "loss")
     phases = {f"{phase}_ms": _median_ms(step.seconds.get(phase) for step in steps) for phase in PHASES}
     return Summary(
@@ -97,6 +100,8 @@ def summarise(run: Run) -> Summary:
         imbalance_mean=_mean(_known(steps, "imbalance")),
         buildup_mean=_mean(buildups) if buildups else None,
         **phases,
+        hidden_ms=_median_ms(hidden) if any(hidden) else None,
+        spread_mean=_mean(spreads) if spreads else None,
         seconds=sum(step.seconds.get("step") or 0.0 for step in steps),
         end=run.end["reason"] if run.end else "unfinished",
     )
