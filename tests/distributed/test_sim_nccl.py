@@ -161,7 +161,7 @@ def _share(rank: int, group: Any, folder: Path, delay: int) -> dict[str, Any]:
             sieves[0].save(folder)
             sieves[0].load(folder)
     sieves[0].check_replicas()
-    shared = [to_host(sieve.replica.weights.shared) for sieve in sieves]
+    shared = [to_host(sieve.replica.weights.shared).clone() for sieve in sieves]
     for sieve in sieves:
         sieve.finish()
         sieve.close()
