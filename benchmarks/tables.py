@@ -91,6 +91,8 @@ def _where(row: dict[str, str]) -> str:
 
 def plan() -> str:
     """A line a cell; measured and predicted milliseconds of each method, and the error."""
+    if not (ROOT / "benchmarks" / "data" / "plan.csv").exists():
+        return "Not measured yet: `python benchmarks/plan.py` measures the rows of this table (root, half an hour)."
     rows = read("plan")
     ways = list(dict.fromkeys(row["way"] for row in rows))
     cells = dict[tuple[int, int, str], dict[str, str]]()
