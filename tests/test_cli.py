@@ -85,7 +85,7 @@ def test_alone_it_names_what_a_newcomer_needs() -> None:
 def test_version() -> None:
     done = invoke("--version")
     assert done.exit_code == 0
-    assert done.stdout.startswith(f"gradsieve {gradsieve.__version__} (commit ")
+    assert done.stdout.startswith(f"gradsieve {gradsieve.__version__}")
 
 
 def test_simulate_offers_only_what_it_takes() -> None:
