@@ -41,7 +41,8 @@ app.add_typer(lab.app, name="lab")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"gradsieve {__version__} (commit {commit()})")
+        where = "" if commit() == "unknown" else f" (commit {commit()})"
+        typer.echo(f"gradsieve {__version__}{where}")
         raise typer.Exit
 
 

@@ -33,7 +33,11 @@ def metric_against(shown: Sequence[Shown], column: str) -> Plot:
     metric = shown[0].run.metric
     axis, title, about = {
         "step": ("step", "steps", "What the model reaches after so many steps"),
-        "bytes": ("bytes sent by a worker, in all", "bytes", "What it reaches for so many bytes; left is cheaper"),
+        "bytes": (
+            "bytes sent by a worker, in total",
+            "bytes",
+            "What it reaches for so many bytes; left is cheaper",
+        ),
         "seconds": ("seconds of training", "time", "What it reaches in so much training time; left is faster"),
     }[column]
     about += f", {'higher' if metric.higher_is_better else 'lower'} is better."
