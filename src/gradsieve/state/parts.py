@@ -7,6 +7,7 @@ Files come from anywhere: nothing is executed, sizes and checksums are verified 
 leaves its folder.
 """
 
+import fcntl
 import json
 import os
 import zlib
@@ -93,6 +94,19 @@ def verified(folder: Path, name: str, files: Facts) -> Path:
     if path.stat().st_size != files[name][0] or facts_of(path) != files[name]:
         raise CheckpointError(f"{path}: checksum mismatch, the file is corrupted")
     return path
+
+
+def lock(folder: Path) -> int:
+    """Keep others from saving to a folder until the descriptor that is returned is closed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise CheckpointError(f"another run is saving to {folder}: give each run a folder of its own") from None
+    except OSError:  # a file system without locks
+        pass
+    return descriptor
 
 
 def facts_of(path: Path) -> list[int]:
