@@ -126,6 +126,8 @@ def read_json(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _LARGEST_JSON:
             raise CheckpointError(f"{path} could not be read: {path.stat().st_size:,} bytes is too large")
         value = json.loads(path.read_text(encoding="utf-8"))
+    except CheckpointError:
+        raise
     except OSError as problem:
         raise CheckpointError(f"{path} could not be read: {problem.strerror}") from problem
     except (ValueError, RecursionError) as problem:
