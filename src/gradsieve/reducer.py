@@ -204,7 +204,7 @@ class SparseReducer:
                 self._agreed = True
                 settled = self.ledger.by_tag.pop("handshake").ring_bytes
                 now.clock.skip()
-            yield from same_count(self.method.density, now.step)
+            yield from same_count(now.step) if self.method.density.from_user else ()
             own = self.method.state_of(now.sparsifier, self._states)
             acting, step = now.sparsifier, replace(now.step, healthy=arena.finite)
             if acting.NEEDS_FINITE:

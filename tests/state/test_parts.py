@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradsieve import CheckpointError, VirtualWorld
 from gradsieve.state import checkpoint
-from gradsieve.state.parts import read_part, write_part
+from gradsieve.state.parts import lock, read_part, write_part
 
 KEYS = st.one_of(
     st.sampled_from(["tensor", "dict", "__metadata__", "a", "b", "a.b", "a/b", "a%2Fb", "", "."]),
@@ -236,3 +236,15 @@ def test_one_choice_of_shared_replaces_the_other(tmp_path: Path) -> None:
     saved(tmp_path, step=9, shared=False)
     assert [each["step"] for each in loaded(tmp_path)] == [9, 9]
     assert not list(tmp_path.glob("step-*"))
+
+
+def test_only_one_run_at_a_time_saves_to_a_folder(tmp_path: Path) -> None:
+    """Otherwise one would remove what the other has just committed."""
+    saved(tmp_path)
+    held = lock(tmp_path)
+    with pytest.raises(CheckpointError, match="another run is saving to"):
+        saved(tmp_path, step=8)
+    os.close(held)
+    assert [each["step"] for each in loaded(tmp_path)] == [7, 7]
+    saved(tmp_path, step=9)
+    assert not list(tmp_path.glob(".*"))

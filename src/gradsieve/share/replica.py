@@ -140,8 +140,8 @@ class Replica:
         if isinstance(self.schedule, AutoDensity):
             yield from self.schedule.agree(self.world_size)
             step = self._step(self.schedule.at(self.steps))
-        else:
-            yield from same_count(self.schedule, step)
+        elif self.schedule.from_user:
+            yield from same_count(step)
         found = yield from exchange(self.weights, self.sparsifier, self.state, step, self.second)
         threshold = None
         if isinstance(found, Agreed) and isinstance(found.where, Tensor) and found.selection is not None:

@@ -11,12 +11,14 @@ are still one: those that belong together are loaded together.
 """
 
 import json
+import os
 import re
 import secrets
 import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from gradsieve.state.parts import (
     Facts,
     attempt,
     checksum,
+    lock,
     opened,
     read_json,
     read_part,
@@ -67,6 +70,18 @@ def save(
 
     Rank 0 writes `extra`, with `shared=False` every rank its own.
     """
+    with ExitStack() as held:
+        yield from _save(folder, state, labels, extra, shared, held)
+
+
+def _save(
+    folder: Path,
+    state: Mapping[str, Any],
+    labels: Mapping[str, str],
+    extra: Mapping[str, Any] | None,
+    shared: bool,
+    held: ExitStack,
+) -> Program[None]:
     rank, step = state["rank"], state["step"]
     names = yield from _tell(f"step-{step}-{secrets.token_hex(3)}")
     name, home, commits = names[0], _home(folder, rank, shared), rank == 0 or not shared
@@ -74,6 +89,8 @@ def save(
 
     def write() -> Facts:
         partial.mkdir(parents=True, exist_ok=True)
+        if commits:
+            held.callback(os.close, lock(home))
         files = write_part(partial, f"rank-{rank}", state)
         return files if extra is None or not commits else files | write_part(partial, "extra", extra)
 

@@ -8,7 +8,6 @@ import torch
 from gradsieve._check import BadInput
 from gradsieve.comm.collectives import Program, all_gather
 from gradsieve.comm.step import Step
-from gradsieve.density import Density
 
 
 def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[None]:
@@ -28,14 +27,13 @@ def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[N
                 raise BadInput(f"workers disagree on {name}: rank 0 has {ours}, rank {position} has {other}")
 
 
-def same_count(density: Density, step: Step) -> Program[None]:
+def same_count(step: Step) -> Program[None]:
     """Compare how many elements workers mean to send, where a function of the user's decides; raises on all."""
-    if density.from_user:
-        own = torch.tensor([step.k], dtype=torch.int64)
-        counts = torch.cat((yield from all_gather("density", own, [1] * step.world_size))).tolist()
-        for rank, k in enumerate(counts):
-            if k != counts[0]:
-                raise BadInput(
-                    f"workers disagree on density in step {step.index}: rank 0 sends {counts[0]} of {step.n} "
-                    f"elements, rank {rank} {k}; the function must return the same on all ranks"
-                )
+    own = torch.tensor([step.k], dtype=torch.int64)
+    counts = torch.cat((yield from all_gather("density", own, [1] * step.world_size))).tolist()
+    for rank, k in enumerate(counts):
+        if k != counts[0]:
+            raise BadInput(
+                f"workers disagree on density in step {step.index}: rank 0 sends {counts[0]} of {step.n} "
+                f"elements, rank {rank} {k}; the function must return the same on all ranks"
+            )

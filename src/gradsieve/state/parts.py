@@ -7,6 +7,7 @@ Files come from anywhere: nothing is executed, sizes and checksums are verified 
 leaves its folder.
 """
 
+import fcntl
 import json
 import os
 import zlib
@@ -95,6 +96,19 @@ def verified(folder: Path, name: str, files: Facts) -> Path:
     return path
 
 
+def lock(folder: Path) -> int:
+    """Keep others from saving to a folder until the descriptor that is returned is closed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise CheckpointError(f"another run is saving to {folder}: give each run a folder of its own") from None
+    except OSError:  # a file system without locks
+        pass
+    return descriptor
+
+
 def facts_of(path: Path) -> list[int]:
     """Size and CRC-32."""
     crc, size = 0, 0
@@ -112,6 +126,8 @@ def read_json(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _LARGEST_JSON:
             raise CheckpointError(f"{path} could not be read: {path.stat().st_size:,} bytes is too large")
         value = json.loads(path.read_text(encoding="utf-8"))
+    except CheckpointError:
+        raise
     except OSError as problem:
         raise CheckpointError(f"{path} could not be read: {problem.strerror}") from problem
     except (ValueError, RecursionError) as problem:
