@@ -43,8 +43,14 @@ def train(settings: Settings, folder: Path, **more: Any) -> Run:
     return done
 
 
-@pytest.mark.parametrize("method", ["dense", "exdyna"])
-@pytest.mark.parametrize("task", list(TASKS))
+# That every task learns with virtual workers is in tests/tasks; here one of each kind of data and optimizer.
+IN_PROCESSES = [("mlp", "dense"), ("mlp", "exdyna"), ("gpt", "exdyna"), ("ncf", "exdyna")]
+SLOWLY = [(task, method) for task in TASKS for method in ("dense", "exdyna") if (task, method) not in IN_PROCESSES]
+
+
+@pytest.mark.parametrize(
+    ("task", "method"), [*IN_PROCESSES, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOWLY)]
+)
 def test_every_task_learns(tmp_path: Path, task: str, method: str) -> None:
     settings = Settings(task, workers=2, eval_every=1000, save=False, **TASKS_TINY[task])
     done = train(settings.with_method(parse_method(method, 0.1)), tmp_path / "run")

@@ -179,7 +179,7 @@ def test_balance_follows_a_hot_layer(world_size: int) -> None:
     assert sum(theirs[40:]) > 1.5 * sum(ours[40:])
 
 
-@pytest.mark.parametrize("world_size", [4, 8, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 16))])
 def test_balance_follows_a_hot_layer_that_moves(world_size: int) -> None:
     """One layer of ten is 100 times hotter, every 60 steps another: within 20 steps loads are alike again."""
     n, group, found, changes = 400_000, Group("exdyna", 0.1, world_size), [], 0
