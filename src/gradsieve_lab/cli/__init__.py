@@ -34,7 +34,7 @@ app.command()(runs.train)
 app.command()(runs.compare)
 app.command()(runs.simulate)
 app.command()(runs.report)
-app.command()(plan.plan)
+app.command(context_settings={"allow_extra_args": True})(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")
 

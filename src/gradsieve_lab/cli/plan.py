@@ -24,10 +24,10 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def plan(
+    context: typer.Context,
     what: Annotated[
         str, typer.Argument(metavar="[WHAT]", help="MODULE:factory, or a training script (arguments after --).")
     ] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]", help="Of the script.")] = None,
     parameters: Annotated[str, typer.Option(help="Of the model, as in 125M.")] = "",
     model_bytes: Annotated[str, typer.Option(help="Of the model in float32, as in 500M.")] = "",
     workers: Annotated[int | None, typer.Option(help="How many; default: the processes of torchrun.")] = None,
@@ -52,7 +52,7 @@ def plan(
     """
     with clear_errors():
         check_out(html)
-        subject, measured, loss = _subject(what, arguments or [], parameters, model_bytes)
+        subject, measured, loss = _subject(what, context.args, parameters, model_bytes)
         options: dict[str, Any] = {
             "densities": _several("densities", densities, float),
             "every": _several("every", every, int),
