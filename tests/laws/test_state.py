@@ -26,7 +26,7 @@ def test_shared_state_is_identical_after_200_steps(sparsifier: str) -> None:
         if step % 20 == 0:
             assert len({reducer.states.sparsifier.fingerprint() for reducer in group.reducers}) == 1
     for reducer in group.reducers[1:]:
-        assert_same(reducer.states.sparsifier._shared(), group.reducers[0].states.sparsifier._shared())
+        assert_same(reducer.states.sparsifier.shared_values(), group.reducers[0].states.sparsifier.shared_values())
         assert reducer.step == 200
 
 
