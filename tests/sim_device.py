@@ -185,6 +185,8 @@ class Module:
     current_device = staticmethod(lambda: 0)
     device_count = staticmethod(lambda: 1)
     manual_seed_all = staticmethod(lambda seed: None)
+    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())  # opcheck asks every device
+    set_rng_state = staticmethod(lambda state, device=None: None)
     set_device = staticmethod(lambda device: None)
     synchronize = staticmethod(lambda device=None: _note_wait("synchronize"))
 

@@ -44,8 +44,7 @@ def test_all_plots_of_the_usual_comparison_are_drawn() -> None:
 
 def test_replicas_have_two_plots_more() -> None:
     run = make_run("share")
-    for line in run.steps:
-        line |= {"spread": 0.1, "hidden": 0.002}
+    run.steps[:] = [replace(step, spread=0.1, hidden=0.002) for step in run.steps]
     found = plots([run])
     assert found["spread"].data
     assert found["hidden"].data

@@ -136,7 +136,8 @@ class Plan:
         rows: list[tuple[str, ...]] = [heads]
         for way in self.ways:
             row = self._row(way)
-            faster = f"{row['times_faster']:.2f}x"
+            times = row["times_faster"]
+            faster = f"{times:.2f}x" if times < 100 else f"{times:,.0f}x"
             sizes = (size(row["bytes_per_step"]), f"+{size(way.memory)}" if way.memory else "")
             rows.append((way.name, number(row["ms"]), faster, *sizes, row["break_even"]))
         return rows
