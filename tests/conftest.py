@@ -2,7 +2,7 @@
 
 import os
 
-# On some CPUs oneDNN picks instructions for bfloat16 that end plain torch with SIGILL: set before torch is imported.
+# On some CPUs the instructions that oneDNN picks for bfloat16 end torch with SIGILL. Before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import pytest
