@@ -5,7 +5,7 @@
 
 Each cell is a number of hosts, a rate and a model size. Its processes first measure what a plan needs: the link
 between them, how busy processors are, what kernels cost, and a step that exchanges nothing ("compute alone"). Then
-they train with each method. Predictions see only the former.
+they train with each method. Predictions see only the former, and `overlap` of the run itself.
 """
 
 import argparse
