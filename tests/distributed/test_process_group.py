@@ -107,7 +107,7 @@ def _count_sent_bytes(rank: int, world_size: int, names: list[str]) -> dict[str,
         sent, reported = 0.0, 0.0
         for step in range(12):
             world.run([reducer.reduce(gradients("normal", N, world_size, step)[rank])])
-            reported += reducer.report.ring_bytes
+            reported += reducer.report.ring_bytes + reducer.report.handshake_bytes
         found[name] = (sent, world.ledgers[0].total.ring_bytes, reported)
     return found
 
