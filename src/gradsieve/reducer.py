@@ -204,12 +204,9 @@ class SparseReducer:
                 now.clock.skip()
             known = self.method.state_of(now.sparsifier, self._states)
             acting, step = now.sparsifier, replace(now.step, healthy=arena.finite)
-            if acting.NEEDS_FINITE:
-                step = replace(step, healthy=bool(ops.read(arena.finite)[0]))
             hits = arena.hits(now.window, needed=acting.NEEDS_HITS)
-            if step.healthy is False:
-                # It never sees a value that is not finite: this worker takes part with its old residual, and the
-                # health flag says so to the others.
+            if acting.NEEDS_FINITE and not ops.read(arena.finite)[0]:
+                # This worker takes part with its old residual, and the health flag says so to the others.
                 arena.restore()
                 hits = ops.select_above(acc, *now.window)
             selection = yield from now.sparsifier.select(known, acc, hits, step)
