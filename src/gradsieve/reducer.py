@@ -95,15 +95,13 @@ class SparseReducer:
         self.rank, self.world_size, self.measure = rank, world_size, measure
         self.sizes = None if sizes is None else sizes_of("sizes", sizes)
         self.values, self.labels = one_of("values", values, VALUES), dict(labels or {})
-        self.step = 0
-        self.ledger = Ledger()
+        self.step, self.ledger = 0, Ledger()
         self.report: StepReport | None = None  # of the last step
         self.last_sent: Tensor | None = None  # positions of the last step; None: all
         self._arena: Arena | None = None
         self._states = States(State(), State(), State())
         self._under_way: _UnderWay | None = None
-        self._dtype = ""
-        self._agreed = False
+        self._dtype, self._agreed = "", False
 
     @property
     def density(self) -> float:
@@ -207,11 +205,9 @@ class SparseReducer:
             yield from same_count(now.step) if self.method.density.from_user else ()
             own = self.method.state_of(now.sparsifier, self._states)
             acting, step = now.sparsifier, replace(now.step, healthy=arena.finite)
-            if acting.NEEDS_FINITE:
-                step = replace(step, healthy=bool(ops.read(arena.finite)[0]))
             hits = arena.hits(now.window, needed=acting.NEEDS_HITS)
-            if step.healthy is False:
-                # No algorithm sees a value that is not finite: this worker takes part with its old residual.
+            if acting.NEEDS_FINITE and not ops.read(arena.finite)[0]:
+                # This worker takes part with its old residual, and the health flag says so to the others.
                 arena.restore()
                 hits = ops.select_above(acc, *now.window)
             selection = yield from now.sparsifier.select(own, acc, hits, step)
@@ -222,8 +218,7 @@ class SparseReducer:
                     arena.release()  # the mean is in its memory
                 for piece in arena.pieces:
                     self.method.feedback.settle_(arena.residual[piece.start : piece.stop], piece.before)
-                held_back = arena.held_back
-                after = self.method.update(self._states, selection, sent, step, now.folding, held_back)
+                after = self.method.update(self._states, selection, sent, step, now.folding, arena.held_back)
             else:
                 arena.restore()
         if sent.finite:
@@ -231,8 +226,7 @@ class SparseReducer:
         now.clock.lap("update")
         norm = vector_norm(self.residual) if self.measure else None
         now.clock.lap("measure")
-        self.last_sent = sent.indices
-        threshold = selection.threshold if sent.finite else None
+        self.last_sent, threshold = sent.indices, selection.threshold if sent.finite else None
         known = {"threshold": threshold, "residual_norm": norm, "handshake_bytes": settled}
         self.report = StepReport.of(step, sent, now.clock, **known)
         return sent

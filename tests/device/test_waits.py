@@ -31,7 +31,7 @@ PLACES = {
     "sparsifiers/deft.py:DEFT.select",
     "sparsifiers/dgc.py:DGC.select",
     "sparsifiers/dgc.py:sampled_threshold",
-    "sparsifiers/exdyna/histogram.py:gather",
+    "sparsifiers/histograms.py:gather",
     "sparsifiers/gaussiank.py:moments",
     "sparsifiers/oktopk.py:OkTopk.exchange",
     "sparsifiers/oktopk.py:OkTopk.select",
@@ -89,7 +89,7 @@ def test_two_in_a_step_of_exdyna_whatever_happens(name: str) -> None:
                 group.step(grads)
             assert len(seen) == 2 * WORLD or not step  # in the first, settings are compared
             assert not step or set(seen.places) == {
-                "sparsifiers/exdyna/histogram.py:gather",
+                "sparsifiers/histograms.py:gather",
                 "comm/exchange.py:reduce_at",
             }
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve.comm.step import Step
 from gradsieve.density.base import Decision, Exactly, Magnitudes
-from gradsieve.sparsifiers.exdyna.histogram import Histograms, row
 from gradsieve.sparsifiers.exdyna.threshold import BINS, ThresholdState
+from gradsieve.sparsifiers.histograms import Histograms, row
 from gradsieve.sparsifiers.shared_threshold import (
     Overlapping,
     PicksDecision,

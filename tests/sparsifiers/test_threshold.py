@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gradsieve import ops
 from gradsieve.density.base import Exactly
-from gradsieve.sparsifiers.exdyna.histogram import Histograms, narrowest, row
 from gradsieve.sparsifiers.exdyna.threshold import BINS, WIDE, _begin, enough, next_cut
+from gradsieve.sparsifiers.histograms import Histograms, narrowest, row
 from helpers import Group, gradients
 
 WIDTH = 16

@@ -16,8 +16,8 @@ from gradsieve.comm.traffic import Traffic, traffic_of
 from gradsieve.comm.wire import VALUES, message_length
 from gradsieve.density.base import elements
 from gradsieve.plan.links import Link
-from gradsieve.sparsifiers.exdyna.histogram import narrowest
 from gradsieve.sparsifiers.exdyna.threshold import BINS
+from gradsieve.sparsifiers.histograms import narrowest
 
 SMALL = 1 << 22  # bytes: up to here worlds sum in two rounds, each worker a slice, and beyond with the backend
 _HEAD_BYTES = 2  # of a histogram: where it begins

@@ -291,10 +291,9 @@ class Replica:
             return None
         self._made = ShareReport(**state["report"])
         whole = len(state["where"]) == 0 and len(state["mean"]) == self.weights.n
-        here = {name: state[name] for name in ("where", *_PENDING)}
-        for name in ("where", "mean", "target", "own"):
-            here[name] = here[name].to(self.weights.shared.device)
-        return Agreed(self.weights.all if whole else here["where"], *(here[name] for name in _PENDING))
+        device, parts = self.weights.shared.device, (state[name] for name in _PENDING)
+        here: list[Any] = [part.to(device) if isinstance(part, Tensor) else part for part in parts]
+        return Agreed(self.weights.all if whole else state["where"].to(device), *here)
 
     def agreed(self) -> AbstractContextManager[None]:
         """Within it the parameters hold the agreed weights. One worker agrees with itself."""

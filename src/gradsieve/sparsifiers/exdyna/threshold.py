@@ -17,7 +17,7 @@ from gradsieve.comm.collectives import Program
 from gradsieve.comm.step import Selection, Span, Step
 from gradsieve.density.base import Quota
 from gradsieve.sparsifiers.base import largest
-from gradsieve.sparsifiers.exdyna.histogram import Histograms, gather, narrowest, reach, row
+from gradsieve.sparsifiers.histograms import Histograms, gather, narrowest, reach, row
 from gradsieve.sparsifiers.look import Look
 from gradsieve.states import State, shared
 
