@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+_DONE: list[Any] = []  # hooks that have seen their step
 _FRAMES = 12  # between a scaler's `step` and the hooks of the optimizer that it steps
 
 
@@ -21,14 +22,18 @@ def watch_first_step(parameters: Iterable[Tensor], *, momentum: float, scaled: b
         momentum: what the sieve applies itself: the optimizer should have none beside it.
         scaled: whether a scaler was handed to the sieve.
     """
+    while _DONE:  # a hook must not be removed while hooks are called
+        _DONE.pop().remove()
     mine = {id(parameter) for parameter in parameters}
     alive = weakref.ref(next(iter(parameters)))
 
     def check(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        if handle in _DONE:
+            return
         if alive() is None:
-            handle.remove()
+            _DONE.append(handle)
         elif any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
-            handle.remove()
+            _DONE.append(handle)
             if momentum:
                 _check_momentum(optimizer, momentum)
             if not scaled:

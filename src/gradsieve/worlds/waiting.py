@@ -103,6 +103,10 @@ def bounded(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Proce
     assert group is not None
     owns = False
     try:
+        group.group_name  # noqa: B018  # of a group that torch.distributed does not know it raises an error
+    except (AttributeError, RuntimeError):
+        return group, Unwatched()
+    try:
         if dist.get_backend(group) == "gloo":
             ranks = dist.get_process_group_ranks(group)
             limit = timedelta(seconds=timeout)
