@@ -61,7 +61,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             rows.append(dict(zip(names, values, strict=True)))
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == list(range(12))
-    assert steps[-1]["gradsieve/density"] == pytest.approx(done.steps[-1]["density"])
+    assert steps[-1]["gradsieve/density"] == pytest.approx(done.steps[-1].density)
     assert [row["metric"] for row in rows if "metric" in row][-1] == pytest.approx(done.metrics[-1]["value"])
 
 
@@ -80,12 +80,12 @@ def test_mlflow_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert run.data.params["task"] == TINY.task
     history = client.get_metric_history(run.info.run_id, "gradsieve/density")
     assert [point.step for point in history] == list(range(12))
-    assert history[-1].value == pytest.approx(done.steps[-1]["density"])
+    assert history[-1].value == pytest.approx(done.steps[-1].density)
 
 
 def test_what_loggers_are_given(tmp_path: Path) -> None:
     done = train(replace(TINY, log=""), tmp_path / "run")
-    found = scalars_of(done.steps[-1])
+    found = scalars_of(done.steps[-1].to_line())
     assert {"loss", "lr", "gradsieve/density", "gradsieve/ring_bytes", "gradsieve/select_ms"} <= set(found)
     assert all(isinstance(value, int | float) for value in found.values())
     assert scalars_of(done.metrics[-1]) == {"metric": done.metrics[-1]["value"]}

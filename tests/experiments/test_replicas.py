@@ -25,7 +25,7 @@ def with_method(settings: Settings, method: str) -> Settings:
 def replicas(folder: Path) -> list[dict[str, torch.Tensor]]:
     """The weights and buffers of every worker in the last checkpoint."""
     parts = [load_file(part) for part in sorted(folder.glob("checkpoint/step-*/rank-*.safetensors"))]
-    return [{name: value for name, value in part.items() if ".model." in name} for part in parts]
+    return [{name: value for name, value in part.items() if "/model/" in name} for part in parts]
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

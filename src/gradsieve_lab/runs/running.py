@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -199,25 +199,30 @@ def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: s
     if config.virtual and size < _SMALL_MODEL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     training = Training(engine, config, folder, post)
-    if resume:
-        if engine.leads:
-            _lock(folder)
-        step = training.load()
-        if engine.leads:
-            training.go_on(cut_back(folder, step, config.as_dict()))
-    elif engine.leads:
+    if engine.leads and not resume:
         about: dict[str, Any] = {"n": size, "metric": asdict(task.METRIC), "command": command}
         if under_torchrun():
             about["torchrun"] = os.environ["TORCHELASTIC_RUN_ID"]
         _begin(config, folder, about)
-        _lock(folder)
-    training.run()
+    with _locked(folder) if engine.leads else nullcontext():
+        if resume:
+            step = training.load()
+            if engine.leads:
+                training.go_on(cut_back(folder, step, config.as_dict()))
+        training.run()
 
 
-def _lock(folder: Path) -> None:
-    """Keep the run's folder to this process as long as it lives."""
-    if try_lock(folder / ".lock") is None:
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep the run's folder to this run while it lasts."""
+    descriptor = try_lock(folder / ".lock")
+    if descriptor is None:
         raise BadInput(f"{folder} is in use by another process: wait until it ends")
+    try:
+        yield
+    finally:
+        (folder / ".lock").unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _engine_kind(config: Config) -> Callable[..., Engine]:
