@@ -77,7 +77,7 @@ def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path: Path, method: str, opti
     assert 1 < len(stopped.steps) < settings.steps
     resumed = train(Settings.from_dict(stopped.settings), tmp_path / "stopped", resume=True)
     # The first step of a process begins with a handshake, which is marked as such and counted apart.
-    marks = [line["step"] for line in resumed.steps if "handshake_bytes" in line]
+    marks = [line.step for line in resumed.steps if line.handshake_bytes]
     assert marks == ([] if method == "dense" and not marks else [0, len(stopped.steps)])
     assert without(resumed, "seconds", "handshake_bytes") == without(whole, "seconds", "handshake_bytes")
     assert summarise(resumed).bytes_total == summarise(whole).bytes_total
