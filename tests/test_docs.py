@@ -59,7 +59,7 @@ def test_a_block_that_is_not_run_says_why() -> None:
     for block in ALL:
         if block.title.startswith(NOT_RUN):
             assert len(block.title) > len(NOT_RUN) + 5, block
-        assert block.language in ("python", "bash", "console", "text", "diff", ""), block
+        assert block.language in ("python", "bash", "console", "text", "diff", "yaml", ""), block
 
 
 @pytest.fixture(scope="module")
