@@ -14,7 +14,7 @@ from gradsieve_lab import launch
 from gradsieve_lab._files import try_lock
 from gradsieve_lab.report import render, write_csv
 from gradsieve_lab.runs.records import NAME, Run, read_run
-from gradsieve_lab.runs.running import _lock
+from gradsieve_lab.runs.running import _locked
 from gradsieve_lab.runs.summary import summarise_all
 
 ODD: list[Any] = [None, True, -1, 0, 1e308, 10**30, "", "x", "<script>", [], [1], {}, {"a": 1}]
@@ -68,10 +68,12 @@ def test_names_cannot_harm_terminals_pages_or_spreadsheets(tmp_path: Path) -> No
 def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:
     held = try_lock(tmp_path / ".lock")
     assert held is not None
-    with pytest.raises(BadInput, match="is in use by another process"):
-        _lock(tmp_path)
+    with pytest.raises(BadInput, match="is in use by another process"), _locked(tmp_path):
+        pass
     os.close(held)
-    _lock(tmp_path)
+    for _ in range(2):  # it ends with the run
+        with _locked(tmp_path):
+            assert try_lock(tmp_path / ".lock") is None
 
 
 def test_scratch_folders_of_living_owners_stay(tmp_path: Path) -> None:
