@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradsieve import VirtualWorld, virtual_reducers
+from gradsieve import VirtualWorld, ops, virtual_reducers
 from helpers import ROOT, gradients
 from virtual_replicas import Workers
 
@@ -20,13 +20,11 @@ TEXT = (ROOT / "docs" / "architecture.md").read_text()
 CORE = ROOT / "src" / "gradsieve"
 N, WORLD_SIZE, DENSITY = 20_000, 4, 0.01
 STEPS = 12  # after these ExDyna has a level to look for
-# Named in the walk of a step because they come before, after, or in real processes only.
-AROUND = {"ddp/hook.py", "ddp/layout.py", "worlds/process_group.py", "comm/rounded.py"}
-FIRST = {"state/handshake.py", "states.py", "sparsifiers/__init__.py"}  # compare settings, once
+LONGEST_PATH = 10  # files that a reader opens to follow a step of ExDyna
 
 
-def section(title: str) -> str:
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)
+def section(title: str, level: str = "##") -> str:
+    found = re.search(rf"^{level} {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.DOTALL | re.MULTILINE)
     assert found is not None, title
     return found[1]
 
@@ -74,7 +72,7 @@ def test_every_module_of_the_core_is_in_the_table() -> None:
 @pytest.fixture(scope="module")
 def steps() -> list[set[str]]:
     """What each of several steps of virtual workers crosses from begin to finish."""
-    reducers = virtual_reducers("exdyna", DENSITY, world_size=WORLD_SIZE)
+    reducers, world = virtual_reducers("exdyna", DENSITY, world_size=WORLD_SIZE), VirtualWorld(WORLD_SIZE)
     found = []
     for step in range(STEPS):
         grads = gradients("normal", N, WORLD_SIZE, step)
@@ -87,17 +85,63 @@ def steps() -> list[set[str]]:
                 reducer.begin()
                 reducer.add(grad, 0, before)
                 programs.append(reducer.finish())
-            VirtualWorld(WORLD_SIZE).run(programs)
+            world.run(programs)
         found.append(seen)
     return found
 
 
+def main_path() -> set[str]:
+    """The first file of each numbered line, in which a step's decisions are made."""
+    return set(re.findall(r"^ *\d+\. `([\w/]+\.py)`:", section("The main path", "###"), re.MULTILINE))
+
+
+def leaned_on() -> tuple[set[str], set[str]]:
+    """What the main path leans on in every step, and in the first one only."""
+    always, first = section("What it leans on", "###").split("The first step also")
+    return files(always), files(first)
+
+
 def test_walk_of_a_step(steps: list[set[str]]) -> None:
+    always, first = leaned_on()
+    assert steps[-1] == main_path() | always
+    assert steps[0] == main_path() | always | first
     text = section("Walk: one step of `sparsify` with ExDyna")
-    named = files(text) - AROUND
-    assert steps[-1] == named - FIRST
-    assert steps[0] == named
-    assert f"crosses {len(steps[-1])} files" in text
+    counts = [len(steps[-1]), len(main_path()), len(always)]
+    assert f"functions in {counts[0]} files. In {counts[1]} of them" in text.replace("\n", " ")
+    assert f"other {counts[2]} are" in text.replace("\n", " ")
+
+
+def test_main_path_is_short_and_has_all_that_decides() -> None:
+    """What it leans on are kernels, worlds, the meter, and modules of values: see the page."""
+    assert 0 < len(main_path()) <= LONGEST_PATH
+    assert not main_path() & leaned_on()[0]
+    values = {"comm/step.py", "comm/collectives.py", "sparsifiers/base.py", "reports.py"}
+    for path in leaned_on()[0] - values - {"comm/traffic.py"}:
+        assert path.startswith(("ops/", "worlds/")), path
+
+
+def test_a_selection_crosses_four_files() -> None:
+    text = section("The main path", "###")
+    numbered = dict(re.findall(r"^ *(\d+)\. `([\w/]+\.py)`:", text, re.MULTILINE))
+    stated = re.search(r"A selection, .* is files (\d+), (\d+), (\d+) and (\d+)\.", text)
+    assert stated is not None
+    reducers, world = virtual_reducers("exdyna", DENSITY, world_size=WORLD_SIZE), VirtualWorld(WORLD_SIZE)
+    for step in range(STEPS):
+        world.run(
+            [
+                reducer.reduce(grad)
+                for reducer, grad in zip(reducers, gradients("normal", N, WORLD_SIZE, step), strict=True)
+            ]
+        )
+    grads = gradients("normal", N, WORLD_SIZE, STEPS)
+    steps = [reducer._next_step() for reducer in reducers]
+    sparsifier = reducers[0].method.sparsifier
+    own = [reducer.states.sparsifier for reducer in reducers]
+    with crossed() as seen:
+        windows = [sparsifier.window(state, step) for state, step in zip(own, steps, strict=True)]
+        hits = [ops.select_above(grad, *window) for grad, window in zip(grads, windows, strict=True)]
+        world.run([sparsifier.select(*of) for of in zip(own, grads, hits, steps, strict=True)])
+    assert seen & main_path() == {numbered[number] for number in stated.groups()}
 
 
 def test_walk_of_a_round() -> None:
@@ -111,5 +155,5 @@ def test_walk_of_a_round() -> None:
             first = seen
     named = files(text) - {"share/sieve.py"}
     assert seen == named
-    assert first == named | FIRST
-    assert f"crosses {len(seen)} files" in text
+    assert first <= named | leaned_on()[1]
+    assert f"functions in {len(seen)} files" in text.replace("\n", " ")

@@ -29,7 +29,7 @@ def check_grad(grad: Any, n: int | None, dtype: str, sizes: Sequence[int] | None
         raise BadInput(f"sizes must add up to n = {len(grad)}, got {sum(sizes)}")
 
 
-def largest(dtype: torch.dtype) -> float:
+def largest_update(dtype: torch.dtype) -> float:
     """The largest magnitude of an update that is written as this type; some below its own, for rounded values."""
     return _BELOW_MAX * torch.finfo(dtype).max if dtype == torch.float16 else math.inf
 

@@ -24,7 +24,7 @@ from gradsieve.density import Density, Schedule, as_density
 from gradsieve.density.base import elements
 from gradsieve.feedback import Feedback, Plain
 from gradsieve.feedback.plain import Folding
-from gradsieve.gradients import check_grad, checked_out, checked_residual, largest, write_
+from gradsieve.gradients import check_grad, checked_out, checked_residual, largest_update, write_
 from gradsieve.method import Method
 from gradsieve.reports import Clock, StepReport
 from gradsieve.sparsifiers import Sparsifier, Window
@@ -142,7 +142,7 @@ class SparseReducer:
 
     def _reduce(self, grad: Tensor, out: Tensor) -> Program[Tensor]:
         self._dtype = str(grad.dtype)
-        self.open(len(grad), grad.device, largest(grad.dtype))
+        self.open(len(grad), grad.device, largest_update(grad.dtype))
         self.begin()
         self.add(grad, 0, out if out.element_size() >= torch.float32.itemsize else torch.empty_like(self.residual))
         sent = yield from self.finish()

@@ -4,7 +4,7 @@ from typing import Any
 
 from gradsieve.density import Density, Schedule
 from gradsieve.reducer import SparseReducer
-from gradsieve.sparsifiers import Sparsifier, make_sparsifier
+from gradsieve.sparsifiers import Sparsifier, as_sparsifier
 
 
 def virtual_reducers(
@@ -24,9 +24,7 @@ def virtual_reducers(
     >>> VirtualWorld(2).run([reducer.reduce(grad) for reducer, grad in zip(reducers, grads)])[0]
     tensor([3., 0.])
     """
-    if isinstance(sparsifier, str):
-        sparsifier = make_sparsifier(sparsifier, **(options or {}))
+    made = as_sparsifier(sparsifier, options or {})
     return [
-        SparseReducer(sparsifier, density, rank=rank, world_size=world_size, **settings)
-        for rank in range(world_size)
+        SparseReducer(made, density, rank=rank, world_size=world_size, **settings) for rank in range(world_size)
     ]

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from gradsieve.density.base import Exactly
 from gradsieve.extend import Decision, Magnitudes, Program, Selection, State, Step, Window, positive
+from gradsieve.sparsifiers.base import Look
 from gradsieve.sparsifiers.exdyna.sparsifier import ExDyna, ExDynaState
-from gradsieve.sparsifiers.look import Look
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gradsieve.ddp.layout import checked, dense_parameters, labels_of, layout_of
 from gradsieve.ddp.watch import watch_first_step
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
-from gradsieve.gradients import largest
+from gradsieve.gradients import largest_update
 from gradsieve.reducer import SparseReducer
 from gradsieve.regrouping import Regrouped, regroup_reducer
 from gradsieve.reports import StepReport
@@ -102,7 +102,7 @@ def sparsify(
     world = ProcessGroupWorld(fsdp.group_of(process_group) or model.process_group, limit, device=device)
     reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels_of(parameters))
     layout = layout_of(model)
-    limit_of_values = min(largest(parameter.dtype) for parameter in parameters.values())
+    limit_of_values = min(largest_update(parameter.dtype) for parameter in parameters.values())
     reducer.open(layout.n, device, limit_of_values)
     momentum = getattr(reducer.method.feedback, "momentum", 0.0)
     watch_first_step(parameters.values(), momentum=momentum, scaled=scaler is not None)

@@ -1,13 +1,22 @@
-"""What a density is: it decides how many elements a step sends; the reducer owns its state."""
+"""What a density is, and the simple ones: a number, a function of the step, dense steps before either.
+
+A density decides how many elements a step sends. What it learns is a state that the reducer keeps.
+"""
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
+from gradsieve._check import BadType, at_least, fraction, function
 from gradsieve.states import State
+
+Schedule: TypeAlias = Callable[[int], float]
+
+_LOOK_AHEAD = 10_000  # steps in which a function of the step must leave a density of 1 for its target to be known
 
 
 class Magnitudes(Protocol):
@@ -108,6 +117,97 @@ class Density(ABC):
     def update(self, state: State, decision: Decision | None, step: int, n: int, sent: int) -> State:
         """The state after a completed step in which `sent` of n elements were sent."""
         return state
+
+
+@dataclass(frozen=True)
+class Constant(Density):
+    """One density for all steps.
+
+    >>> Constant(0.001).at(5)
+    0.001
+    """
+
+    density: float
+
+    def __post_init__(self) -> None:
+        fraction("density", self.density)
+
+    @property
+    def target(self) -> float:
+        return self.density
+
+    def at(self, step: int) -> float:
+        return self.density
+
+
+@dataclass(frozen=True)
+class Scheduled(Density):
+    """A function of the step. Its target is the first density below 1, from the step `first` on."""
+
+    schedule: Schedule
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        fraction("density", function("density", self.schedule, self.first))
+
+    @property
+    def from_user(self) -> bool:
+        return True
+
+    @property
+    def target(self) -> float:
+        ahead = map(self.at, range(self.first, self.first + _LOOK_AHEAD))
+        return next((density for density in ahead if density < 1), 1.0)
+
+    def at(self, step: int) -> float:
+        return fraction("density", self.schedule(step))
+
+
+@dataclass(frozen=True)
+class AfterDense(Density):
+    """The full gradient in the first `steps` steps, then another density.
+
+    >>> density = as_density(0.001, dense_steps=2)
+    >>> [density.at(step) for step in (0, 1, 2)], density.target
+    ([1.0, 1.0, 0.001], 0.001)
+    """
+
+    later: Density
+    steps: int
+
+    @property
+    def needs_magnitudes(self) -> bool:
+        return self.later.needs_magnitudes
+
+    @property
+    def from_user(self) -> bool:
+        return self.later.from_user
+
+    @property
+    def target(self) -> float:
+        return self.later.target
+
+    def at(self, step: int) -> float:
+        return 1.0 if step < self.steps else self.later.at(step)
+
+    def init(self) -> State:
+        return self.later.init()
+
+    def quota(self, state: State, step: int, n: int) -> Quota:
+        return super().quota(state, step, n) if step < self.steps else self.later.quota(state, step, n)
+
+    def update(self, state: State, decision: Decision | None, step: int, n: int, sent: int) -> State:
+        return self.later.update(state, decision, step, n, sent)
+
+
+def as_density(density: "float | Schedule | Density", dense_steps: int = 0) -> Density:
+    """A number, a function of the step, or a density, after `dense_steps` steps that send the full gradient."""
+    at_least("dense_steps", dense_steps, 0)
+    if isinstance(density, str):
+        raise BadType(f"density must be a number, a function of the step or a Budget, got {density!r}")
+    if not isinstance(density, Density):
+        density = Scheduled(density, dense_steps) if callable(density) else Constant(density)
+    return AfterDense(density, dense_steps) if dense_steps else density
 
 
 def elements(density: float, n: int) -> int:

@@ -16,7 +16,7 @@ from torch.autograd import Variable
 
 from gradsieve import ops
 from gradsieve.comm.step import Sent
-from gradsieve.gradients import largest
+from gradsieve.gradients import largest_update
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
 from gradsieve.share.weights import flat, local
@@ -49,7 +49,7 @@ class ShardHook:
         self._under_way = False
         self._kept: dict[int, tuple[nn.Parameter, Tensor | None]] = {}  # gradients of passes before this one
         first = local(next(iter(parameters.values())))
-        limit = min(largest(local(each).dtype) for each in parameters.values())
+        limit = min(largest_update(local(each).dtype) for each in parameters.values())
         reducer.open(self.totals.n, first.device, limit)
 
     def on_ready(self, parameters: Sequence[nn.Parameter], reduced: Tensor) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve.comm import exchange
 from gradsieve.comm.collectives import Program
-from gradsieve.comm.step import Selection, Sent, Step
+from gradsieve.comm.step import Selection, Sent, Span, Step
 from gradsieve.feedback.plain import Feedback, Plain
 from gradsieve.states import State
 
@@ -39,6 +39,36 @@ class Window(NamedTuple):
 
 NOTHING = Window(float("inf"), 0, 0)
 SMALLEST = 2.0**-149  # of all float32 magnitudes that are not zero
+
+
+class Look(Protocol):
+    """What a worker can see of a vector: the part in which it picks."""
+
+    def histogram(self) -> Tensor:
+        """`ops.log_histogram` of that part."""
+
+    def above(self, threshold: float, count: int) -> Tensor:
+        """The sorted positions in that part of magnitudes from the threshold on; there are `count` of them."""
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The elements at positions that `above` has returned."""
+
+
+@dataclass(frozen=True)
+class InVector:
+    """A part of a vector that is there."""
+
+    vector: Tensor
+    span: Span
+
+    def histogram(self) -> Tensor:
+        return ops.log_histogram(self.vector, *self.span)
+
+    def above(self, threshold: float, count: int) -> Tensor:
+        return ops.select_above(self.vector, threshold, *self.span, count)
+
+    def at(self, positions: Tensor) -> Tensor:
+        return self.vector[positions]
 
 
 class Sparsifier(ABC, Generic[S]):

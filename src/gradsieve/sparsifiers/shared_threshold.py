@@ -18,9 +18,8 @@ from gradsieve.comm.collectives import Program
 from gradsieve.comm.exchange import gather_picks
 from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.density.base import Decision, Magnitudes, Quota
-from gradsieve.sparsifiers.base import Shape, Sparsifier, Window, largest
+from gradsieve.sparsifiers.base import InVector, Shape, Sparsifier, Window, largest
 from gradsieve.sparsifiers.exdyna.threshold import ThresholdState, choose, cut_of
-from gradsieve.sparsifiers.look import InVector
 from gradsieve.states import State, shared
 
 FEWEST = 0.95  # of k: with fewer different positions, workers put forward more of them in a second round

@@ -12,10 +12,9 @@ from gradsieve._check import at_least
 from gradsieve.comm import exchange
 from gradsieve.comm.collectives import Program
 from gradsieve.comm.step import Selection, Sent, Span, Step
-from gradsieve.sparsifiers.base import S, Shape, Sparsifier, Window
+from gradsieve.sparsifiers.base import InVector, Look, S, Shape, Sparsifier, Window
 from gradsieve.sparsifiers.exdyna import partition
 from gradsieve.sparsifiers.exdyna.threshold import ThresholdState, choose, cut_of
-from gradsieve.sparsifiers.look import InVector, Look
 from gradsieve.states import State, shared
 
 BLOCKS = 4096  # a hot layer of a tenth of the model is still cut into 400

@@ -16,9 +16,8 @@ from gradsieve import ops
 from gradsieve.comm.collectives import Program
 from gradsieve.comm.step import Selection, Span, Step
 from gradsieve.density.base import Quota
-from gradsieve.sparsifiers.base import largest
+from gradsieve.sparsifiers.base import Look, largest
 from gradsieve.sparsifiers.histograms import Histograms, gather, narrowest, reach, row
-from gradsieve.sparsifiers.look import Look
 from gradsieve.states import State, shared
 
 BINS = 128  # of a histogram, from the cut upwards: four octaves
