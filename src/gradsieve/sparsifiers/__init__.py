@@ -59,13 +59,13 @@ def make_sparsifier(name: str, **options: Any) -> Sparsifier[Any]:
 
 
 def name_of(sparsifier: Sparsifier[Any]) -> str:
-    """Its name in `SPARSIFIERS`, or that of its class."""
+    """The sparsifier's name in `SPARSIFIERS`; for others the name of the class."""
     names = (name for name, known in SPARSIFIERS.items() if type(sparsifier) is known)
     return next(names, type(sparsifier).__name__)
 
 
 def as_sparsifier(sparsifier: str | Sparsifier[Any], options: Mapping[str, Any]) -> Sparsifier[Any]:
-    """The sparsifier itself, or the one of this name with these options."""
+    """A sparsifier as it is, or made from its name and options."""
     if isinstance(sparsifier, str):
         return make_sparsifier(sparsifier, **options)
     if options:
@@ -74,7 +74,7 @@ def as_sparsifier(sparsifier: str | Sparsifier[Any], options: Mapping[str, Any])
 
 
 def options_by_name(sparsifier: Sparsifier[Any]) -> dict[str, Any]:
-    """Its name and all its options, to be compared between workers."""
+    """The sparsifier's name and all options, for comparing workers."""
     name = name_of(sparsifier)
     return {"sparsifier": name, **{f"{name}.{option}": value for option, value in sparsifier.options().items()}}
 

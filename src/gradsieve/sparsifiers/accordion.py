@@ -19,7 +19,7 @@ from gradsieve.states import State, local, shared
 
 @dataclass(frozen=True)
 class AccordionState(State):
-    # The same on all workers, too; but what is shared is compared as text, for which a vector is too long.
+    # The same on all workers, but not marked shared: shared fields are compared as text, and a vector is too long.
     total: Tensor = local(power=1)  # the sum of this interval's updates
     critical: bool = shared(True)
     norm: float = shared(0.0, power=1)  # of the last interval's sum
@@ -31,14 +31,14 @@ class Accordion(AnyTopK[AccordionState]):
     """Top-k with `high * k` positions in a critical regime, else with k.
 
     The updates of an interval are added up. If the norm of their sum differs from that of the interval before by
-    a share of `eta` or more, the next interval is critical; so are the first two, before which nothing can be
-    compared. All workers hold the same updates, so all find the same regime without talking.
+    a fraction of `eta` or more, the next interval is critical; so are the first two, for which there is nothing
+    to compare with. All workers hold the same updates, so all find the same regime without communication.
 
     high: how many times more is sent in a critical regime.
     eta: the relative change of the norm that makes a regime critical.
     aggregation: as for `topk`.
-    interval: steps from one decision to the next. An element waits for about 1/density steps until it is sent: in
-        much shorter intervals the norm says more about the density than about the gradient.
+    interval: steps between decisions. An element waits about 1/density steps until it is sent: in much shorter
+        intervals the norm depends more on the density than on the gradient.
     """
 
     high: float = 10.0
@@ -68,5 +68,5 @@ class Accordion(AnyTopK[AccordionState]):
 
 
 def changed(before: float, now: float, eta: float) -> bool:
-    """Whether a norm changed by a share of eta or more; from zero, always."""
+    """Whether a norm changed by a fraction of eta or more; a change from zero always counts."""
     return before == 0 or abs(before - now) / before >= eta

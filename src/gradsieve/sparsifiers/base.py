@@ -1,4 +1,4 @@
-"""What a sparsifier is: it decides what to send; it never owns the residual, the step counter or a socket."""
+"""What a sparsifier is: it decides what to send. Residual, step counter and process group belong to others."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ class Shape:
 
 
 class Window(NamedTuple):
-    """What to look for while the gradient is accumulated: magnitudes >= threshold at `start <= i < stop`."""
+    """What the accumulating pass looks for: magnitudes >= threshold at `start <= i < stop`."""
 
     threshold: float
     start: int
@@ -38,17 +38,17 @@ class Window(NamedTuple):
 
 
 NOTHING = Window(float("inf"), 0, 0)
-SMALLEST = 2.0**-149  # of all float32 magnitudes that are not zero
+SMALLEST = 2.0**-149  # smallest float32 magnitude above zero
 
 
 class Look(Protocol):
-    """What a worker can see of a vector: the part in which it picks."""
+    """The part of a vector in which a worker picks. The vector may exist or be computed when it is read."""
 
     def histogram(self) -> Tensor:
         """`ops.log_histogram` of that part."""
 
     def above(self, threshold: float, count: int) -> Tensor:
-        """The sorted positions in that part of magnitudes from the threshold on; there are `count` of them."""
+        """The sorted positions in that part of the `count` magnitudes that reach the threshold."""
 
     def at(self, positions: Tensor) -> Tensor:
         """The elements at positions that `above` has returned."""
@@ -56,7 +56,7 @@ class Look(Protocol):
 
 @dataclass(frozen=True)
 class InVector:
-    """A part of a vector that is there."""
+    """A part of a vector in memory."""
 
     vector: Tensor
     span: Span
@@ -78,35 +78,35 @@ class Sparsifier(ABC, Generic[S]):
 
         window -> select -> exchange -> update
 
-    and the last only if every worker's gradient was finite. Nothing is kept in attributes: what select learns, it
-    returns in a `Selection`; what must outlast a step is in the state that `update` returns. So a step that is
-    skipped leaves no trace. Where a step sends everything, none of these is called.
+    and `update` only if every worker's gradient was finite. Nothing is kept in attributes: `select` returns what it
+    learned in a `Selection`; what must outlast a step is in the state that `update` returns. So a skipped step
+    leaves no trace. In a step that sends everything, none of these is called.
     """
 
     EXCLUSIVE: ClassVar[bool] = False  # picks of different workers never overlap
-    SHOWS_MAGNITUDES: ClassVar[bool] = False  # it asks `step.quota` with a histogram, so budgets work with it
-    # Whether `select` must never see a value that is not finite. If it may, the host need not wait to learn that
-    # before: what is picked must only be in range, and `step.healthy` may still be a tensor.
+    SHOWS_MAGNITUDES: ClassVar[bool] = False  # passes histograms to `step.quota`, so it works with budgets
+    # Whether `select` requires finite values. If not, the host does not wait for the check: `step.healthy` may
+    # still be a tensor, and picked positions must be in range whatever the values are.
     NEEDS_FINITE: ClassVar[bool] = True
-    NEEDS_HITS: ClassVar[bool] = True  # whether `select` must have its hits, even where a device is waited for
+    NEEDS_HITS: ClassVar[bool] = True  # whether `select` requires its hits, even if the host must wait for a device
 
     def init(self, shape: Shape) -> S:
         """The state before the first step."""
         return cast(S, State())
 
     def window(self, state: S, step: Step) -> Window:
-        """What to find in the accumulating pass; `select` receives it as `hits`."""
+        """What the accumulating pass looks for; `select` receives the positions found as `hits`."""
         return NOTHING
 
     @abstractmethod
     def select(self, state: S, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
-        """The positions that this worker wants sent, as a program: it may talk before it picks.
+        """The positions that this worker wants sent, as a program: it may use collectives before it picks.
 
         `acc` is residual + gradient and must not be changed. Without a collective, return `immediately(...)`.
         """
 
     def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
-        """How selections are combined: one of the functions of `gradsieve.comm.exchange`."""
+        """Combine the workers' selections: one of the functions of `gradsieve.comm.exchange`."""
         return exchange.union(acc, selection, step)
 
     def update(self, state: S, selection: Selection, sent: Sent, step: Step) -> S:
@@ -118,7 +118,7 @@ class Sparsifier(ABC, Generic[S]):
         return Plain()
 
     def for_gradients_only(self) -> str:
-        """Why it cannot choose among weights, in words that follow its name; empty if it can."""
+        """Why it cannot be used with weights, as words that follow its name; empty if it can."""
         return self.feedback().for_gradients_only()
 
     def options(self) -> dict[str, Any]:
@@ -128,17 +128,17 @@ class Sparsifier(ABC, Generic[S]):
 
 
 def hits_in(x: Tensor, window: Window, *, needed: bool) -> Tensor:
-    """What a vector has in a window; nothing if that is not needed and the host would wait to learn how much."""
+    """The hits of a vector in a window; none if they are not needed and the host would have to wait for them."""
     return ops.select_above(x, *(window if needed or x.is_cpu else NOTHING))
 
 
 def select_from(acc: Tensor, threshold: float) -> Tensor:
-    """The sorted positions of the magnitudes from a threshold on, but never of zeros."""
+    """The sorted positions of all magnitudes that reach a threshold, zeros excluded."""
     return ops.select_above(acc, max(threshold, SMALLEST))
 
 
 def vector_norm(x: Tensor) -> float:
-    """The Euclidean norm, which float32 could not always hold."""
+    """The Euclidean norm, in float64: it may exceed float32's range."""
     return float(ops.read(torch.linalg.vector_norm(x, dtype=torch.float64))[0])
 
 

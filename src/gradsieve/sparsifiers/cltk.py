@@ -1,4 +1,4 @@
-"""CLT-k: a leader picks for all, and leadership goes round.
+"""CLT-k: one worker, the leader, picks for all; leadership rotates.
 
 Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
 Training", NeurIPS 2020.

@@ -1,4 +1,4 @@
-"""DEFT: layers share out k by their norms, and workers share out the layers by the cost of sorting them.
+"""DEFT: k is divided among layers by their norms, and layers among workers by the cost of sorting them.
 
 Yoon and Oh, "DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
 Sparsification", ICPP 2023.
@@ -22,10 +22,10 @@ from gradsieve.states import State
 
 @dataclass(frozen=True)
 class DEFT(Sparsifier[State]):
-    """Worker r does a top-k_i in each piece of bin `(t + r) mod P`.
+    """Worker r runs a top-k_i in each piece of bin `(t + r) mod P`.
 
     Leader `t mod P` derives both the k_i and the bins from its own accumulator and broadcasts them, so that the
-    k_i add up to at most k. (As released, every worker used norms of its own and the sum could overshoot.)
+    k_i add up to at most k. (In the authors' code every worker used its own norms, and the sum could exceed k.)
     """
 
     EXCLUSIVE: ClassVar[bool] = True
@@ -59,7 +59,7 @@ def _bin_of(rank: int, step: Step) -> int:
 
 
 def cut(sizes: Sequence[int], world_size: int) -> Iterator[tuple[int, int]]:
-    """Tensors as pieces `(start, stop)`; those larger than an even share become one piece per worker."""
+    """Cut tensors into pieces `(start, stop)`; a tensor larger than an even share becomes one piece per worker."""
     offset, share = 0, sum(sizes) / world_size
     for size in sizes:
         parts = min(world_size, size) if size > share else 1
@@ -73,7 +73,7 @@ def cut(sizes: Sequence[int], world_size: int) -> Iterator[tuple[int, int]]:
 def share_out(norms: Sequence[float], lengths: Sequence[int], k: int) -> list[int]:
     """How many elements each piece may send: in proportion to its norm, at least 1, at most all, k in total.
 
-    Larger norms come first; what rounding or a full piece leaves over goes to those behind, and what is left in
+    Larger norms come first; what rounding or a full piece leaves over goes to the next ones, and what is left at
     the end to the first that has room.
     """
     picks = [0] * len(norms)
@@ -93,7 +93,7 @@ def share_out(norms: Sequence[float], lengths: Sequence[int], k: int) -> list[in
 
 
 def pack(lengths: Sequence[int], picks: Sequence[int], world_size: int) -> list[int]:
-    """The bin of each piece: the costliest first, each to the bin that has least to do.
+    """The bin of each piece: pieces by falling cost, each to the bin with the least work so far.
 
     A piece costs `length * log2(k_i + 1)`, the time of its top-k (as released `log2(k_i)`, by which a piece with
     one pick was free); one that is sent whole needs no sort.

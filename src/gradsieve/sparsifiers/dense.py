@@ -1,4 +1,4 @@
-"""Everything is sent: plain data-parallel training, and what every sparsifier becomes at density 1."""
+"""Dense: everything is sent, as in plain data-parallel training. Every sparsifier at density 1 does the same."""
 
 from dataclasses import dataclass
 from typing import ClassVar

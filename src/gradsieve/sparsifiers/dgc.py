@@ -15,17 +15,17 @@ from gradsieve.sparsifiers.base import Sparsifier, largest, select_from
 from gradsieve.states import State
 
 SAMPLED = 0.01  # of the elements, or
-EXPECTED = 2  # as many as are needed to expect two of those to be sent among them
+EXPECTED = 2  # as many as make the sample contain two of the k largest on average
 FEWEST, MOST = 0.8, 1.3  # of k: how many may be sent
-LOWER, LOWERED = 0.8, 10  # by what, and how often, a threshold that too few pass is multiplied
+LOWER, LOWERED = 0.8, 10  # factor for a threshold that too few pass, and how often it is applied at most
 
 
 @dataclass(frozen=True)
 class DGC(Sparsifier[State]):
     """`S_r` = positions above a threshold that 1 % of the magnitudes suggest, refined until 0.8 k to 1.3 k pass it.
 
-    momentum: of its feedback, `gradsieve.Momentum`; the optimizer must have no momentum of its own.
-    clip: of its feedback too, the largest norm of a tensor's gradient; None for no limit.
+    momentum: of `gradsieve.Momentum`, its feedback; the optimizer must have no momentum of its own.
+    clip: of its feedback as well: the largest norm of a tensor's gradient; None for no limit.
     """
 
     momentum: float = 0.9
@@ -50,7 +50,7 @@ class DGC(Sparsifier[State]):
 
 
 def sampled_threshold(acc: Tensor, step: Step) -> float:
-    """What k/n of a sample reach: every so-many-th element, beginning one further in every step."""
+    """The magnitude that k/n of a sample reach; every stride-th element, starting one further in each step."""
     wanted = max(SAMPLED * step.n, EXPECTED * step.n / step.k)
     stride = max(1, int(step.n / wanted))
     sample = acc[step.index % stride :: stride].abs()

@@ -16,7 +16,7 @@ from gradsieve.comm.step import Selection, Step
 from gradsieve.sparsifiers.base import Sparsifier, select_from
 from gradsieve.states import State
 
-ADJUSTMENTS = 4  # at the most
+ADJUSTMENTS = 4  # at most
 FEW, MANY = 2 / 3, 4 / 3  # of k: a count outside moves the threshold
 LOWER, HIGHER = 0.5, 1.5
 _CHUNK = 1 << 16  # elements converted to float64 at a time
@@ -26,10 +26,10 @@ _CHUNK = 1 << 16  # elements converted to float64 at a time
 class GaussianK(Sparsifier[State]):
     """`S_r = {i: |acc_r[i]| >= threshold_r}`, with `|mean| + z * std` of `acc_r` as the first guess.
 
-    z is the quantile that k/n of a standard normal distribution exceed in magnitude. As long as the count is not
-    between 2k/3 and 4k/3, the threshold is halved or multiplied by 1.5, four times at the most. Two things are
-    ours: the mean counts with its magnitude, so that `-acc` has the same threshold as `acc` and none is negative;
-    and where nothing passes the last threshold, the last that something passed counts, so that no worker is stuck.
+    z is the quantile that k/n of a standard normal distribution exceed in magnitude. While the count is not between
+    2k/3 and 4k/3, the threshold is halved or multiplied by 1.5, at most four times. Two things differ from the
+    paper: the mean enters by its magnitude, so that `-acc` and `acc` have the same threshold and none is negative;
+    and if nothing passes the final threshold, the last one that something passed is used, so no worker is stuck.
     """
 
     def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
@@ -46,7 +46,7 @@ class GaussianK(Sparsifier[State]):
 
 
 def normal_threshold(mean: float, std: float, density: float) -> float:
-    """The magnitude that `density` of a normal distribution with mean zero exceed, moved by the mean."""
+    """The magnitude that a fraction `density` of a zero-mean normal distribution exceeds, plus `|mean|`."""
     return abs(mean) - NormalDist().inv_cdf(density / 2) * std
 
 

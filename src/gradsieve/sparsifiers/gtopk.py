@@ -21,13 +21,13 @@ from gradsieve.states import State
 
 @dataclass(frozen=True)
 class GTopK(Sparsifier[State]):
-    """`S` = what remains of the workers' own top k after all merges: k positions, whatever the number of workers.
+    """`S` = what remains of the workers' own top k after all merges: k positions for any number of workers.
 
-    Two differences to the paper. Its merges also make the update, so a sum that is dropped in one merge and whose
-    position comes back through another loses what the first branch had contributed, although the residual there
-    was cleared. Here merges only decide S, and everybody's values at S are summed afterwards: nothing is lost, for
-    one all-reduce of k values more. And partners swap instead of one sending to the other, so that after the last
-    merge all hold S and no broadcast follows.
+    Two differences from the paper. Its merges also produce the update: if a sum is dropped in one merge and its
+    position returns through another, the first branch's contribution is lost although its residual was cleared.
+    Here merges only decide S, and all workers' values at S are summed afterwards: nothing is lost, at the price of
+    one more all-reduce of k values. And partners swap pairs instead of one sending to the other, so after the last
+    merge all workers hold S and no broadcast is needed.
     """
 
     def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
@@ -39,15 +39,15 @@ class GTopK(Sparsifier[State]):
 
 
 def merge_all(mine: Pairs, step: Step) -> Program[Tensor]:
-    """The positions left of everybody's pairs, the same on all workers: each adds up what arrives of values.
+    """The positions that remain of all workers' pairs, the same on all workers; values are added at each merge.
 
-    In round j the workers whose ranks differ in bit j swap. Where the number of workers is no power of two, those
-    beyond the last one hand their pairs to a worker of the first rounds, and receive the result from it.
+    In round j, workers whose ranks differ in bit j swap. If the number of workers is not a power of two, those
+    beyond the last power pass their pairs to one of the others first, and receive the result at the end.
     """
     span, rank, count = (0, step.n), step.rank, len(mine.indices)
     inner = 1 << (step.world_size.bit_length() - 1)
     outside = rank >= inner
-    guest = rank + inner if rank + inner < step.world_size else None  # who hands its pairs to this worker
+    guest = rank + inner if rank + inner < step.world_size else None  # passes its pairs to this worker
     host = rank - inner if outside else None
     rounds: list[tuple[int | None, int | None]] = [(host, guest)] if inner < step.world_size else []
     for bit in range(inner.bit_length() - 1):
@@ -68,9 +68,9 @@ def merge_all(mine: Pairs, step: Step) -> Program[Tensor]:
 
 
 def merge(one: Pairs, other: Pairs) -> Pairs:
-    """As many as in each, the largest sums of both; the same, whichever comes first."""
+    """Add up two sets of pairs and keep the largest sums, as many as in each set; the order does not matter."""
     indices, total = summed([one.indices, other.indices], [one.values, other.values])
-    # A stable sort, so that partners keep the same of equal magnitudes, whatever machine they are on.
+    # A stable sort: partners on different machines keep the same ones of equal magnitudes.
     order = torch.sort(total.abs(), descending=True, stable=True).indices
     kept = order[: len(one.indices)].sort().values
     return Pairs(indices[kept], total[kept])
@@ -79,7 +79,7 @@ def merge(one: Pairs, other: Pairs) -> Pairs:
 def _pass_on(
     tag: str, message: Tensor, target: int | None, source: int | None, length: int, step: Step
 ) -> Program[Tensor | None]:
-    """Hand a message to one worker, if any, and receive one of `length` bytes from another, if any."""
+    """Send a message to one worker, if any, and receive one of `length` bytes from another, if any."""
     splits = [len(message) if rank == target else 0 for rank in range(step.world_size)]
     lengths = [length if rank == source else 0 for rank in range(step.world_size)]
     replies = yield from all_to_all(tag, message[: sum(splits)], splits, step.rank, lengths)

@@ -23,10 +23,12 @@ class HardThresholdState(State):
 
 @dataclass(frozen=True)
 class HardThreshold(Sparsifier[HardThresholdState]):
-    """`S_r = {i: |acc_r[i]| >= threshold}`; how many that are floats with the gradient.
+    """`S_r = {i: |acc_r[i]| >= threshold}`; how many elements that is varies with the gradient.
 
-    An absolute compressor: after every step `|residual| < threshold` everywhere. threshold: the constant, or None
-    for the rule of the authors' scripts, `1 / (2 sqrt(k))`, which suits some models and not others.
+    An absolute compressor: after every step `|residual| < threshold` everywhere.
+
+    threshold: the constant, or None for the rule of the authors' scripts, `1 / (2 sqrt(k))`, which suits some
+        models and not others.
     aggregation: "union" sends everybody's values wherever anybody picked; "own" sends only a worker's own values at
     its own picks (the paper's form).
     """
@@ -54,5 +56,5 @@ class HardThreshold(Sparsifier[HardThresholdState]):
 
 
 def authors_rule(k: int) -> float:
-    """The start of both papers' thresholds: it knows the model's size, but not the gradient's scale."""
+    """The initial threshold in the authors' scripts: it depends on k, not on the gradient's scale."""
     return 1 / (2 * math.sqrt(k))

@@ -21,10 +21,10 @@ from gradsieve.sparsifiers.base import NOTHING, Shape, Sparsifier, Window, large
 from gradsieve.sparsifiers.exdyna.partition import even_bounds
 from gradsieve.states import State, local, shared
 
-SLACK = 4 / 3  # a reused threshold may find this times k, or k divided by it; else it is evaluated again
-SHOWN = 2  # times k: how many sums the workers together show each other to find the global threshold
-DRIFTED = 1.5  # times the mean: if a worker had more than that to send, borders are drawn again in the next step
-UNEVEN = 2  # times the mean: a worker with more than that to send passes some of it on first
+SLACK = 4 / 3  # a reused threshold may find between k / SLACK and k * SLACK elements; else it is recomputed
+SHOWN = 2  # times k: how many sums all workers together exchange to find the global threshold
+DRIFTED = 1.5  # times the mean: if a worker had more than that to send, borders are recomputed in the next step
+UNEVEN = 2  # times the mean: a worker with more than that to send passes some of it to others first
 
 
 @dataclass(frozen=True)
@@ -38,30 +38,30 @@ class OkTopkState(State):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a selection found out."""
+    """What a selection hands to the exchange and the update."""
 
-    own: Pairs  # this worker's picks, as they were sent to the owners of their regions
-    sums: Pairs  # of this worker's region: those to be sent to all
-    finite: Tensor  # whether all sums of the region are
-    after: OkTopkState  # but for the age of the bounds
+    own: Pairs  # this worker's picks, as sent to the owners of their regions
+    sums: Pairs  # sums of this worker's region that are sent to all
+    finite: Tensor  # whether all sums of the region are finite
+    after: OkTopkState  # the next state, except for the age of the bounds
 
 
 @dataclass(frozen=True)
 class OkTopk(Sparsifier[OkTopkState]):
-    """Picks above a threshold of its own, summed region by region; of the sums, those above a global threshold.
+    """Each worker picks by its own threshold; picks are summed by region; sums above a global threshold are sent.
 
-    The vector is cut into one region a worker. Everyone sends its picks to the owners of their regions, owners add
-    up, and send to all others the sums that reach the global threshold, about k in total and never more. A
+    The vector is cut into one region per worker. Workers send their picks to the owners of the regions; owners add
+    them up and send all others the sums that reach the global threshold, about k in total and never more. A
     worker's residual keeps what it did not pick, and picks whose sum was not sent.
 
-    reuse: after how many steps both thresholds are evaluated exactly again.
-    rebalance: after how many steps the regions' borders are: each the mean over workers of where the border would
-        have to be for its own picks to be shared out evenly.
+    reuse: number of steps after which both thresholds are recomputed exactly.
+    rebalance: number of steps after which the regions' borders are recomputed. A border is the mean over workers of
+        the one that would divide their own picks evenly.
 
-    Beyond the paper, so that the volume keeps its bound when magnitudes change fast: a worker whose reused
-    threshold finds too much or too little takes its exact top k at once; owners who together have more than k sums
-    left keep the largest ones, k in total; and a global threshold or borders that did not fit are evaluated again
-    in the next step.
+    Beyond the paper, to keep the bound on the volume when magnitudes change fast: a worker whose reused threshold
+    finds too much or too little takes its exact top k at once; owners that together have more than k sums left
+    keep the largest ones, k in total; a global threshold or borders that did not fit are recomputed in the next
+    step.
     """
 
     reuse: int = 32
@@ -108,7 +108,7 @@ class OkTopk(Sparsifier[OkTopkState]):
     def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
         plan: Plan = selection.plan
         own, sums, counts = plan.own, plan.sums, list(selection.counts or ())
-        # The sum that is not finite may not be among those that are sent to all.
+        # The non-finite sum may not be among those that are sent to all.
         step = replace(step, healthy=plan.finite & step.healthy)
         message = Pairs(sums.indices, rounded(sums.values, step.wire))
         everyone, finite = yield from balance_and_gather(message, counts, selection.spans or (), step)
@@ -130,14 +130,14 @@ def _fits(count: int, k: int) -> bool:
 
 
 def agree_on_bounds(picked: Tensor, step: Step) -> Program[list[int]]:
-    """Region i is `bounds[i] <= position < bounds[i + 1]`: the mean of what would suit each worker."""
+    """Region i is `bounds[i] <= position < bounds[i + 1]`: the mean over workers of their own bounds."""
     own = ops.send(own_bounds(picked, step.n, step.world_size), picked)
     total = yield from all_reduce("bounds", own)
     return [int(border) // step.world_size for border in ops.read(total)[0].tolist()]
 
 
 def own_bounds(picked: Tensor, n: int, parts: int) -> Sequence[int]:
-    """Borders between which there are as many picks each, as far as that goes."""
+    """Borders between which there are equally many picks, as nearly as possible."""
     if len(picked) == 0:
         return even_bounds(n, parts)
     places = ops.send(even_bounds(len(picked), parts)[1:-1], picked)
@@ -145,7 +145,7 @@ def own_bounds(picked: Tensor, n: int, parts: int) -> Sequence[int]:
 
 
 def split_and_reduce(picks: Pairs, regions: Sequence[Span], step: Step) -> Program[Pairs]:
-    """All that was picked in this worker's region, summed over workers in rank order, in float32."""
+    """Everything picked in this worker's region, summed over workers in rank order, in float32."""
     cuts = ops.send([stop for _, stop in regions[:-1]], picks.indices)
     places = [0, *ops.read(torch.searchsorted(picks.indices, cuts))[0].tolist(), len(picks.indices)]
     parts = [Pairs(picks.indices[a:b], picks.values[a:b]) for a, b in pairwise(places)]
@@ -160,8 +160,8 @@ def split_and_reduce(picks: Pairs, regions: Sequence[Span], step: Step) -> Progr
 def kth_largest(sums: Tensor, step: Step) -> Program[float]:
     """The magnitude that k of all sums reach; 0 if there are no more than k.
 
-    An owner shows no more than twice its share of k. If it alone has more than that above the threshold, the
-    threshold comes out too low, and what is too much is thinned out.
+    An owner sends at most twice its share of k. If it has more than that above the threshold, the threshold comes
+    out too low, and `thin_out` removes the excess.
     """
     shown = min(len(sums), -(-SHOWN * step.k // step.world_size))
     magnitudes = torch.cat((yield from all_gather("threshold", sums.abs().topk(shown).values)))
@@ -169,10 +169,10 @@ def kth_largest(sums: Tensor, step: Step) -> Program[float]:
 
 
 def thin_out(counts: list[int], k: int) -> list[int]:
-    """Where all together have more than k, k of them, from each in proportion.
+    """Reduce the sums to k in total, in proportion, if all workers together have more.
 
-    All know the counts already, so this costs no round; if the threshold was far off, some of what stays behind is
-    larger than some of what is sent, until the next step.
+    All workers know the counts already, so this needs no further round. If the threshold was far off, some of the
+    sums that wait are larger than some that are sent; the next step corrects that.
     """
     total = sum(counts)
     if total <= k:
@@ -181,14 +181,14 @@ def thin_out(counts: list[int], k: int) -> list[int]:
 
 
 def exceeds_mean(counts: list[int], times: float) -> bool:
-    """Whether one has so many times the mean, or more."""
+    """Whether the largest count is at least `factor` times the mean."""
     return max(counts) * len(counts) > times * sum(counts)
 
 
 def balance_and_gather(
     sums: Pairs, counts: list[int], regions: Sequence[Span], step: Step
 ) -> Program[tuple[Pairs, bool]]:
-    """Everybody's pairs, rising, and whether all values and health flags are finite."""
+    """All workers' pairs, in rising order, and whether all values and health flags are finite."""
     if exceeds_mean(counts, UNEVEN):
         sums, counts = yield from balance(sums, counts, regions, step)
         regions = [(0, step.n)] * step.world_size
@@ -209,11 +209,11 @@ def balance_and_gather(
 def balance(
     sums: Pairs, counts: list[int], regions: Sequence[Span], step: Step
 ) -> Program[tuple[Pairs, list[int]]]:
-    """The same pairs in the same order, as many at each worker; who sends what to whom follows from the counts."""
+    """The same pairs in the same order, equally many at each worker; who sends what follows from the counts."""
     held, wanted = _sums(counts), even_bounds(sum(counts), step.world_size)
 
     def shared(owner: int, receiver: int) -> Span:
-        """Which of the owner's pairs the receiver gets."""
+        """The range of the owner's pairs that the receiver gets."""
         inside = (min(max(border, held[owner]), held[owner + 1]) for border in wanted[receiver : receiver + 2])
         start, stop = (place - held[owner] for place in inside)
         return start, stop

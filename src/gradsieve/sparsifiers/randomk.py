@@ -20,9 +20,9 @@ from gradsieve.states import State
 
 @dataclass(frozen=True)
 class RandomK(Sparsifier[State]):
-    """`S` = k positions drawn without repetition, from a generator that all workers have: no index travels.
+    """`S` = k positions drawn without repetition. All workers have the same generator, so no index is sent.
 
-    seed: another seed, other positions; each step has its own.
+    seed: of the generator, combined with the step's index.
     """
 
     NEEDS_FINITE: ClassVar[bool] = False

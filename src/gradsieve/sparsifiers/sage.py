@@ -1,4 +1,4 @@
-"""SAGE: each worker scales its threshold from step to step, by two factors that it reads off its accumulator.
+"""SAGE: each worker scales its threshold from step to step by two factors computed from its accumulator.
 
 Yoon, Jeong and Oh, "SAGE: toward on-the-fly gradient compression ratio scaling", The Journal of Supercomputing,
 2023. The rule is the one of the authors' public code; the paper's text was not at hand.
@@ -26,20 +26,20 @@ BALANCE = 0.99975  # a little below 1, so that the threshold rises slowly where 
 @dataclass(frozen=True)
 class SAGEState(State):
     threshold: float = local(power=1)
-    average: float = local(0.0, power=1)  # magnitude in the last sample that was not all zero
+    average: float = local(0.0, power=1)  # mean magnitude of the last sample that was not all zero
 
 
 @dataclass(frozen=True)
 class SAGE(Sparsifier[SAGEState]):
     """`S_r = {i: |acc_r[i]| >= threshold_r}`, with `threshold <- threshold * alpha * beta` from step to step.
 
-    alpha is how much the average magnitude of a sample (400 elements at the most) has grown since the last step;
-    beta = `2 / (0.99975 + exp(d - c))`, for the density c that `threshold * alpha` would give where d is asked
-    for. As d - c is small, so is each correction: at d = 0.001 a threshold that is too high falls by less than
-    0.04 % a step. Every worker looks at the whole vector, so the union still grows with the workers.
+    alpha is the factor by which the mean magnitude of a sample (at most 400 elements) has grown since the last
+    step; beta = `2 / (0.99975 + exp(d - c))`, where d is the target density and c the one that `threshold * alpha`
+    would give. As d - c is small, so is each correction: at d = 0.001 a threshold that is too high falls by less
+    than 0.04 % per step. Every worker searches the whole vector, so the union grows with the number of workers.
 
-    threshold: where it starts, or None for the rule of the hard threshold, `1 / (2 sqrt(k))`.
-    seed: another seed, other samples; each step and worker has its own.
+    threshold: initial value, or None for the rule of the hard threshold, `1 / (2 sqrt(k))`.
+    seed: of the samples, combined with step and rank.
     """
 
     threshold: float | None = None
@@ -67,7 +67,7 @@ class SAGE(Sparsifier[SAGEState]):
         return after
 
     def _sampled(self, acc: Tensor, step: Step) -> float:
-        """The average magnitude of a sample. As released, small tensors are drawn as often as large ones."""
+        """The mean magnitude of a sample. As in the authors' code, tensors of all sizes are drawn equally often."""
         chance = np.random.default_rng([self.seed, step.index, step.rank])
         sizes = np.array([size for size in step.sizes or (step.n,) if size])
         drawn = chance.integers(len(sizes), size=sample_size(step.n))
@@ -77,7 +77,7 @@ class SAGE(Sparsifier[SAGEState]):
 
 
 def sample_size(n: int) -> int:
-    """Slovin's formula; one at least."""
+    """Slovin's formula; at least one."""
     return max(1, int(n / (1 + n * MARGIN * MARGIN)))
 
 

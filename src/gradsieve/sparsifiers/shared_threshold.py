@@ -1,9 +1,9 @@
-"""Shared threshold: every worker judges every element by one threshold for all, and together they pick k positions.
+"""Shared threshold: every worker compares its whole vector with one common threshold; the union has k positions.
 
-A position is worth sending if it is large for any worker. Where each is judged by one worker only, as in ExDyna,
-what is large for the others waits until one of them has its turn. The accumulating pass reads the whole vector
-anyway, so looking at all of it costs little. Workers pick many positions together: how many picks make k
-different positions is known from the steps before, and changes slowly.
+A position is worth sending if it is large on any worker. In ExDyna each position is judged by one worker per
+step, so what is large on the others waits for their turn. The accumulating pass reads the whole vector anyway, so
+searching all of it costs little. Several workers pick the same position: how many picks make k different positions
+is known from earlier steps, and changes slowly.
 """
 
 import math
@@ -22,27 +22,27 @@ from gradsieve.sparsifiers.base import InVector, Shape, Sparsifier, Window, larg
 from gradsieve.sparsifiers.exdyna.threshold import ThresholdState, choose, cut_of
 from gradsieve.states import State, shared
 
-FEWEST = 0.95  # of k: with fewer different positions, workers put forward more of them in a second round
-NOISE = 0.5  # standard deviations of a count of k, by which more picks are asked for than seem necessary
-FORGET = 0.9  # what is left of a large change of the overlap after a step
-GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 come near to every number soon
+FEWEST = 0.95  # of k: with fewer different positions, workers propose more of them in a second round
+NOISE = 0.5  # safety margin of the picks, in standard deviations of a count of k
+FORGET = 0.9  # decay per step of the largest recent change of the overlap
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 soon cover [0, 1) evenly
 
 
 @dataclass(frozen=True)
 class SharedThresholdState(State):
     threshold: ThresholdState
-    overlap: float = shared(1.0, per_worker=True)  # picks for each different position in the last step
+    overlap: float = shared(1.0, per_worker=True)  # picks per different position in the last step
     swing: float = shared(0.0, per_worker=True)  # the largest recent change of its logarithm
 
 
 @dataclass(frozen=True)
 class SharedThreshold(Sparsifier[SharedThresholdState]):
-    """Worker r picks `|acc_r| >= threshold`; everybody's values are sent wherever anybody picked.
+    """Worker r picks `|acc_r| >= threshold`; all workers' values are sent at every position that any worker picked.
 
-    Picks are sent to all, so that all know who voted for what. If they are more than k different positions, those
-    with the fewest votes stay in the residuals, other ones of equals in every step. If they are fewer than 95 % of
-    k, because workers agree much more than in the step before, each puts forward its largest of the others, as many
-    as are missing: two further collectives, but never a step with too little.
+    Picks are gathered, so all workers know how many votes each position has. If there are more than k different
+    positions, those with the fewest votes stay in the residuals; ties are broken differently in every step. If
+    there are fewer than 95 % of k, because workers agree much more than in the step before, each proposes its
+    largest remaining elements, as many as are missing: two further collectives, but no step sends too little.
     """
 
     SHOWS_MAGNITUDES: ClassVar[bool] = True
@@ -86,14 +86,14 @@ class SharedThreshold(Sparsifier[SharedThresholdState]):
 
 @dataclass(frozen=True)
 class PicksDecision(Decision):
-    """How many picks, and the decision how many positions that these are meant to make."""
+    """The number of picks, and the decision on the number of positions that they should make."""
 
     positions: Decision
 
 
 @dataclass(frozen=True)
 class Overlapping:
-    """A quota in picks of all workers: as many as make the positions that another one asks for, and a few more."""
+    """A quota in picks: as many as make the positions that another quota asks for, and a few more."""
 
     positions: Quota
     picks_per_position: float
@@ -124,7 +124,7 @@ class Overlapping:
 
 @dataclass(frozen=True)
 class _Positions:
-    """Counts of positions, from counts of picks."""
+    """Counts of positions, estimated from counts of picks."""
 
     picks: Magnitudes
     picks_per_position: float
@@ -143,7 +143,7 @@ def _asked(state: SharedThresholdState, step: Step) -> Step:
 
 
 def _learned(state: SharedThresholdState, picks: int, different: int) -> SharedThresholdState:
-    """What follows from so many picks of so many different positions."""
+    """The state after a step with this number of picks and of different positions."""
     if not different:
         return state
     overlap = picks / different
@@ -151,7 +151,7 @@ def _learned(state: SharedThresholdState, picks: int, different: int) -> SharedT
 
 
 def most_voted(indices: Tensor, votes: Tensor, count: int, step: Step) -> Tensor:
-    """The `count` positions with most votes, rising; of equals, those behind a place that moves with the step."""
+    """The `count` positions with most votes, in rising order. Ties: those after a place that moves every step."""
     if len(indices) <= count:
         return indices
     place = math.floor(step.n * (GOLDEN * step.index % 1))
@@ -160,7 +160,7 @@ def most_voted(indices: Tensor, votes: Tensor, count: int, step: Step) -> Tensor
 
 
 def largest_beside(acc: Tensor, indices: Tensor, k: int) -> Tensor:
-    """The largest magnitudes beside those at `indices`, as many as are missing from k, but no zeros."""
+    """The positions of the largest magnitudes outside `indices`, as many as are missing to k; no zeros."""
     others = acc.index_fill(0, indices, 0)
     found = largest(others, k - len(indices))
     return found[others[found] != 0]

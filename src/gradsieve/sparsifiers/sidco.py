@@ -37,7 +37,8 @@ class SIDCo(Sparsifier[SIDCoState]):
     """`S_r = {i: |acc_r[i]| > threshold_r}`, each worker with its own fit and its own number of stages.
 
     distribution: "exponential", "pareto" (generalized) or "gamma" (first stage; later ones are Pareto).
-    stages: how many to begin with. adapt: whether to change that number after every 5 steps.
+    stages: initial number of stages.
+    adapt: whether to change that number every 5 steps.
     """
 
     distribution: str = "exponential"
@@ -55,7 +56,7 @@ class SIDCo(Sparsifier[SIDCoState]):
 
     def select(self, state: SIDCoState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         threshold = fit_threshold(acc.abs(), step.k / step.n, state.stages, self.distribution)
-        with np.errstate(over="ignore"):  # a threshold above all float32 is infinite, which selects nothing
+        with np.errstate(over="ignore"):  # a threshold beyond float32 becomes infinite, which selects nothing
             level = np.float32(threshold)
         # The kernel selects >=, the paper >: the next float32 makes them the same.
         above = float(np.nextafter(level, np.float32(np.inf)))

@@ -1,7 +1,7 @@
-"""Blocks and partitions: who looks at which part of the gradient, and how that follows the work.
+"""Blocks and partitions: which worker searches which part of the gradient, and how the borders follow the load.
 
 The vector is cut into blocks of nearly equal size. A partition is a run of blocks, given by `bounds`: partition i
-holds the blocks `bounds[i] <= j < bounds[i + 1]`. Loads are integers, so that workers on different machines come to
+holds the blocks `bounds[i] <= j < bounds[i + 1]`. Loads are integers, so that workers on different machines compute
 the same bounds.
 """
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MEMORY = 3  # a block's load keeps 7/8 of what it was: 1 - 2**-MEMORY
-SHORT_MEMORY = 1  # and only half when the work has moved
-GROUPS = 64  # of blocks, in which it is seen whether it has: single blocks have too few elements to tell
-UNIT = 1 << 16  # the load of one selected element, fine enough for the memory's divisions
+MEMORY = 3  # decay of a block's load per step: 1 - 2**-MEMORY = 7/8 of it stay
+SHORT_MEMORY = 1  # the same when the load has moved: half of it stays
+GROUPS = 64  # of blocks, by which a move of the load is detected: a single block has too few elements
+UNIT = 1 << 16  # load of one selected element, fine enough for integer division
 TOLERANCE = 1.05  # predicted imbalance below which the bounds stay as they are
-BLOCKS_A_WORKER = 4  # at least, whatever number of blocks was asked for
+BLOCKS_A_WORKER = 4  # minimum, whatever number of blocks was asked for
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Blocks:
     count: int
 
     def start(self, block: int) -> int:
-        """The first element of a block; of the one behind the last: n."""
+        """The first element of a block; n for the block number `count`."""
         return block * self.n // self.count
 
     def counts(self, indices: Tensor) -> Tensor:
@@ -36,18 +36,20 @@ class Blocks:
 
 
 def make_blocks(n: int, blocks: int, world_size: int) -> Blocks:
-    """As many blocks as asked for, but several a worker, and none of them empty."""
+    """As many blocks as asked for, but at least four per worker, and none of them empty."""
     return Blocks(n, min(n, max(blocks, BLOCKS_A_WORKER * world_size)))
 
 
 def even_bounds(blocks: int, world_size: int) -> tuple[int, ...]:
-    """Partitions of as many blocks each, as far as that goes."""
+    """Partitions of equally many blocks, give or take one."""
     return tuple(i * blocks // world_size for i in range(world_size + 1))
 
 
 def learn(load: Tensor, counts: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The load of every block after a step that selected `counts` elements of it; and the step in groups, of which
-    `last` are those of the step before."""
+    """The load of every block after a step that selected `counts` elements in each; and these counts by groups.
+
+    last: the counts by groups of the step before.
+    """
     seen = counts * UNIT
     now = grouped(seen)
     if not load.any():
@@ -56,9 +58,9 @@ def learn(load: Tensor, counts: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def moved(now: Tensor, last: Tensor, usual: Tensor) -> bool:
-    """Whether two steps in a row are much more like each other than like what is usual.
+    """Whether two consecutive steps are much closer to each other than to the running average.
 
-    What is only chance, or whose batch was hard, differs between any two steps.
+    Random changes, and those of one hard batch, differ between any two steps.
     """
     return 2 * int((now - last).abs().sum()) < int((now - usual).abs().sum())
 
@@ -69,14 +71,14 @@ def grouped(blocks: Tensor) -> Tensor:
 
 
 def rebalance(load: Tensor, bounds: tuple[int, ...]) -> tuple[int, ...]:
-    """Bounds under which all partitions have nearly the same load; the old ones while they are good enough."""
+    """Bounds that give all partitions nearly the same load; the old ones while they are good enough."""
     blocks, parts = len(load), len(bounds) - 1
     total = int(load.sum())
     if total == 0 or parts > blocks:
         return bounds
-    # Blocks in which nothing was selected are spread too: somebody has to read them.
+    # Blocks without a selected element have a weight too: some worker has to read them.
     weight = load * 64 + max(1, total // blocks)
-    before = _running_sum(weight)  # from it all bounds are found at once, wherever surplus and gaps are
+    before = _running_sum(weight)
     whole = int(before[-1])
     heaviest = int(before[list(bounds)].diff().max())
     if heaviest * parts <= TOLERANCE * whole:
@@ -89,12 +91,12 @@ def rebalance(load: Tensor, bounds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _running_sum(blocks: Tensor) -> Tensor:
-    """What stands before each block, and behind the last."""
+    """The sum before each block, and the total."""
     return torch.cat([blocks.new_zeros(1), blocks.cumsum(0)])
 
 
 def _at_least_one_block(bounds: list[int]) -> tuple[int, ...]:
-    """Push bounds apart where a single block is heavier than a whole share."""
+    """Move bounds apart where a single block is heavier than an equal share."""
     last, blocks = len(bounds) - 1, bounds[-1]
     for i in range(1, last):
         bounds[i] = min(max(bounds[i], bounds[i - 1] + 1), blocks - (last - i))

@@ -1,4 +1,4 @@
-"""The sparsifier itself: who looks at which part of the vector, and what follows from a step."""
+"""ExDyna as a sparsifier: which worker searches which part of the vector, and the state after a step."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from gradsieve.sparsifiers.exdyna import partition
 from gradsieve.sparsifiers.exdyna.threshold import ThresholdState, choose, cut_of
 from gradsieve.states import State, shared
 
-BLOCKS = 4096  # a hot layer of a tenth of the model is still cut into 400
+BLOCKS = 4096  # so that a layer with a tenth of the model is cut into 400
 
 
 class Exclusive(Sparsifier[S]):
     """Worker r owns partition `(t + r) mod P` at step t and selects `|acc_r| >= threshold` inside it only.
 
-    Subclasses say where partitions lie, and where in their state that of the threshold is.
+    Subclasses define the partitions and hold the threshold's state.
     """
 
     EXCLUSIVE: ClassVar[bool] = True
@@ -33,19 +33,19 @@ class Exclusive(Sparsifier[S]):
 
     @abstractmethod
     def partitions(self, state: S, step: Step) -> list[Span]:
-        """The elements of each partition, in their order."""
+        """The elements of each partition, in rising order."""
 
     @abstractmethod
     def threshold_state(self, state: S) -> ThresholdState:
-        """What is known from the last step's threshold."""
+        """The threshold's part of the state."""
 
     def spans(self, state: S, step: Step) -> list[Span]:
-        """What each worker looks at in this step, in rank order."""
+        """The part of the vector that each worker searches in this step, in rank order."""
         parts = self.partitions(state, step)
         return [parts[self.owned(step, rank)] for rank in range(step.world_size)]
 
     def owned(self, step: Step, rank: int) -> int:
-        """The partition that a worker looks at in this step."""
+        """The partition that a worker searches in this step."""
         return (step.index + rank) % step.world_size
 
     def window(self, state: S, step: Step) -> Window:
@@ -55,11 +55,11 @@ class Exclusive(Sparsifier[S]):
         return self.select_in(state, InVector(acc, self.spans(state, step)[step.rank]), hits, step)
 
     def select_in(self, state: S, look: Look, hits: Tensor, step: Step) -> Program[Selection]:
-        """As `select`, for whatever can be looked at: `share` shows it the drift of weights."""
+        """As `select`, for any `Look`: `share` passes the drift of weights."""
         return choose(self.threshold_state(state), look, hits, step, self.spans(state, step))
 
     def about(self, step: Step) -> exchange.About | None:
-        """What `update` wants to know of the positions that were sent."""
+        """What `update` needs to know about the positions that were sent; None for nothing."""
         return None
 
     def exchange(self, acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
@@ -76,7 +76,7 @@ class ExDynaState(State):
 
 @dataclass(frozen=True)
 class ExDyna(Exclusive[ExDynaState]):
-    """Blocks are grouped into one partition per worker, and regrouped so that all select about as much.
+    """Blocks are grouped into one partition per worker, and regrouped so that all select about equally many.
 
     blocks: how finely the vector is cut; more blocks balance better and cost a little more bookkeeping.
     """
