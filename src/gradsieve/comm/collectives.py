@@ -1,8 +1,8 @@
 """Collectives as values: a worker's program yields one and receives the reply.
 
-A program is a generator, straight-line code for one worker. Whoever runs it, a process group or a virtual world,
-answers what it yields, so no algorithm ever asks whether it is distributed. Programs call the typed helpers
-(`total = yield from all_reduce("values", x)`); worlds see the values behind them.
+A program is a generator, straight-line code for one worker. The world that runs it, a process group or a virtual
+one, answers what it yields, so no algorithm asks whether it is distributed. Programs call the typed helpers
+(`total = yield from all_reduce("values", x)`); worlds receive the values that these yield.
 """
 
 from collections.abc import Generator, Sequence
@@ -27,7 +27,7 @@ class AllReduce:
 class AllGather:
     """The tensors of all workers, in rank order; they may differ in their first dimension.
 
-    `lengths`, where all workers know them already, saves the round in which they are exchanged.
+    `lengths`, if all workers know them already, saves the round in which they are exchanged.
     """
 
     tag: str
@@ -48,9 +48,9 @@ class Broadcast:
 class AllToAll:
     """Rows for each worker: the first `splits[0]` of the tensor for worker 0, and so on. The reply: rows from each.
 
-    A worker that has nothing for another sends it nothing, so a pairwise exchange is one of these, too. `lengths`,
-    where this worker knows how many rows come from each, saves the round in which they are exchanged; all know or
-    none does. `rank` is this worker's own: what it sends to itself does not travel.
+    Empty messages are not sent, so this is also a pairwise exchange. `lengths`, if this worker knows how many rows
+    come from each, saves the round in which they are exchanged; either all workers know them or none. `rank` is
+    this worker's own: what it sends to itself does not travel.
     """
 
     tag: str

@@ -1,7 +1,7 @@
 """How the workers' picks are combined.
 
-Every exchange takes the accumulator, this worker's `Selection` and the `Step`. Behind the values travels a health
-flag: 0 from a healthy worker, NaN from one whose gradient was not finite. So every worker learns of a bad gradient
+Every exchange takes the accumulator, this worker's `Selection` and the `Step`. After the values a health flag is
+sent: 0 from a healthy worker, NaN from one whose gradient is not finite. So every worker learns of a bad gradient
 in the same step, without a further collective. Values travel as `step.wire`; what rounding to a narrower type
 leaves out stays in the accumulator.
 
@@ -21,17 +21,17 @@ from gradsieve.comm.step import Selection, Sent, Step
 from gradsieve.comm.wire import decode, encode, message_length
 
 Exchange = Callable[[Tensor, Selection, Step], Program[Sent]]
-About = Callable[[Tensor], Tensor]  # a few numbers about positions
+About = Callable[[Tensor], Tensor]  # computes a few numbers about positions
 
 
 def union(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
-    """Everybody's values wherever anybody picked: the union grows with the workers (gradient build-up)."""
+    """All workers' values at every position that any worker picked: grows with the workers (gradient build-up)."""
     parts = yield from gather_picks(selection, step)
     return (yield from reduce_at(acc, merged(torch.cat(parts), len(acc)), [len(part) for part in parts], step))
 
 
 def disjoint(acc: Tensor, selection: Selection, step: Step, beside: About | None = None) -> Program[Sent]:
-    """As `union`, where picks of different workers never overlap: nothing to sort, nothing to merge."""
+    """As `union`, if picks of different workers never overlap: nothing to sort, nothing to merge."""
     parts = yield from gather_picks(selection, step)
     return (yield from reduce_at(acc, torch.cat(parts), [len(part) for part in parts], step, beside))
 
@@ -68,7 +68,7 @@ def agreed(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
 
 
 def dense(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
-    """Everything is sent. The mean is left in the accumulator itself, so that no copy of it is needed."""
+    """Everything is sent. The mean is left in the accumulator itself, which saves a copy."""
     acc[:1] += health_flag(acc, step)
     total = yield from all_reduce("values", acc)
     counts = even_shares(len(acc), step.world_size)
@@ -84,7 +84,7 @@ def sparse_sum(tensor: Tensor) -> Program[Tensor]:
 
 
 def gather_picks(selection: Selection, step: Step) -> Program[list[Tensor]]:
-    """Everybody's picks, in rank order; they travel packed.
+    """All workers' picks, in rank order; they are sent packed.
 
     Known `counts` save the round in which they are exchanged; known `spans` make the packed positions shorter.
     """
@@ -101,9 +101,9 @@ def gather_picks(selection: Selection, step: Step) -> Program[list[Tensor]]:
 def reduce_at(
     acc: Tensor, indices: Tensor, counts: list[int], step: Step, beside: About | None = None
 ) -> Program[Sent]:
-    """Everybody's values at positions that all workers know; `counts` are how many each of them picked.
+    """All workers' values at positions that all know; `counts` are how many each worker picked.
 
-    What `beside` computes of the positions is read together with whether sums are finite.
+    What `beside` computes of the positions is read from the device together with the check of the sums.
     """
     values = torch.cat([ops.gather_clear_(acc, indices), health_flag(acc, step)])
     if step.wire == acc.dtype:
@@ -116,7 +116,7 @@ def reduce_at(
 
 
 def health_flag(like: Tensor, step: Step) -> Tensor:
-    """The number that travels behind the values."""
+    """The number that is sent after the values: NaN from a worker whose gradient is not finite."""
     if isinstance(step.healthy, Tensor):
         return like.new_zeros(1).masked_fill(~step.healthy, math.nan)
     return like.new_full((1,), 0.0 if step.healthy else math.nan)
@@ -135,7 +135,7 @@ def summed(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor,
 
 
 def merged(indices: Tensor, n: int) -> Tensor:
-    """Sorted, without repetition. Where there are many, marking them costs less than sorting them."""
+    """Sorted, without repetition. If there are many, marking them costs less than sorting them."""
     if len(indices) * 32 < n:
         found: Tensor = indices.unique()
         return found
@@ -145,5 +145,5 @@ def merged(indices: Tensor, n: int) -> Tensor:
 
 
 def even_shares(total: int, world_size: int) -> list[int]:
-    """Shares as equal as can be, for exchanges in which nobody picks more than the others."""
+    """Shares of a total that differ by at most one, for exchanges in which no worker picks more than others."""
     return [(rank + 1) * total // world_size - rank * total // world_size for rank in range(world_size)]

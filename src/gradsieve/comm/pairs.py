@@ -34,7 +34,7 @@ def decode(message: Tensor, count: int, span: Span, values_as: torch.dtype) -> P
 
 
 def encoded_bytes(count: int, span: Span, values_as: torch.dtype, flags: int = 0) -> int:
-    """How long a message of `count` pairs is: known to whoever knows the count."""
+    """Length of a message of `count` pairs."""
     return wire.message_bytes(count + flags, values_as) + ops.packed_bytes(count, span[1] - span[0])
 
 
@@ -47,7 +47,7 @@ def trade(
     rank: int,
     values_as: torch.dtype,
 ) -> Program[list[Pairs]]:
-    """Part i goes to worker i, its positions in `spans[i]`; `counts[i]` pairs come from there, in `sources[i]`."""
+    """Send part i, with positions in `spans[i]`, to worker i; receive `counts[i]` pairs in `sources[i]` from it."""
     messages = [encode(part, span, values_as) for part, span in zip(parts, spans, strict=True)]
     lengths = [encoded_bytes(count, source, values_as) for count, source in zip(counts, sources, strict=True)]
     replies = yield from all_to_all(tag, torch.cat(messages), [len(message) for message in messages], rank, lengths)

@@ -1,8 +1,8 @@
-"""Sums in two rounds: each worker adds up one slice of the vector, and sends the sum to all.
+"""Sums in two rounds: each worker adds up one slice of the vector and sends the sum to all.
 
 Parts are added in rank order, so the sum does not depend on which worker was faster: real processes and virtual
-workers agree to the last bit. Values may travel in a narrower type than they have. What that leaves out is returned
-to the worker whose rounding it was, so all errors and the total together make up exactly what went in.
+workers agree to the last bit. Values may travel in a narrower type than they have. The rounding error is returned
+to the worker that rounded, so the total and all errors together are exactly what went in.
 """
 
 import torch
@@ -15,9 +15,10 @@ from gradsieve.comm.wire import decode, encode
 def rounded_sum(
     tag: str, tensor: Tensor, wire: torch.dtype, rank: int, world_size: int
 ) -> Program[tuple[Tensor, Tensor]]:
-    """The sum over workers of a vector that travels as `wire`, and what this worker's rounding left out.
+    """The sum over workers of a vector that travels as `wire`, and this worker's rounding error.
 
-    Each worker rounds what it sends, and the sum of its own slice again; its own part of that it does not round.
+    Each worker rounds what it sends, and then the sum of its own slice; it does not round its own part of that
+    slice before adding.
     """
     rows = slices(tensor, world_size)
     sent = encode(rows, wire)
@@ -35,6 +36,6 @@ def rounded_sum(
 
 
 def slices(tensor: Tensor, world_size: int) -> Tensor:
-    """A vector as rows of one length, one per worker, the last ones padded with zeros."""
+    """A vector as rows of equal length, one per worker, padded with zeros at the end."""
     length = -(-len(tensor) // world_size)
     return pad(tensor, length * world_size).view(world_size, length)

@@ -25,7 +25,7 @@ class Step:
     # False: this worker's gradient is not finite, and the step will be skipped on all. A tensor until it is read.
     healthy: bool | Tensor = True
     sizes: Sequence[int] = ()  # of the tensors that the vector is made of; empty: one tensor
-    asked: Quota | None = None  # how many to send where that depends on magnitudes; None: exactly k
+    asked: Quota | None = None  # how many to send if that depends on magnitudes; None: exactly k
 
     @property
     def quota(self) -> Quota:
@@ -34,15 +34,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Selection:
-    """What one worker wants to send, and what it learned while choosing it."""
+    """What one worker wants to send, and what it learned while selecting."""
 
     picked: Tensor  # sorted int64 positions, without repetition
-    counts: Sequence[int] | None = None  # of all workers' picks, where all know them already
-    spans: Sequence[Span] | None = None  # in which part of the vector each worker picks, where all know it
-    threshold: float | None = None  # the magnitude that decided this step; None where none did
+    counts: Sequence[int] | None = None  # of all workers' picks, if all know them already
+    spans: Sequence[Span] | None = None  # the part of the vector in which each worker picks, if all know it
+    threshold: float | None = None  # the magnitude that decided this step; None if there was none
     plan: Any = None  # for `Sparsifier.exchange` and `Sparsifier.update`
     decision: Decision | None = None  # for the density's own state
-    healthy: bool = True  # False: all workers know already that some gradient is not finite; nothing was picked
+    healthy: bool = True  # False: some gradient is not finite, as all workers know; nothing was picked
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sent:
     values: Tensor  # the mean over workers at these positions
     counts: list[int]  # how many positions each worker picked
     finite: bool  # False: some worker's gradient, or a sum, was not finite
-    beside: Tensor | None = None  # on the host: what the sparsifier wanted to know of `indices`
+    beside: Tensor | None = None  # on the host: numbers about `indices` that the sparsifier asked for
 
     @property
     def union(self) -> int:

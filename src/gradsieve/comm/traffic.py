@@ -8,17 +8,17 @@ from gradsieve.comm.collectives import AllReduce, AllToAll, Broadcast, Collectiv
 
 T = TypeVar("T")
 
-LENGTH_BYTES = 8  # what a rank sends to announce the length of a ragged message
+LENGTH_BYTES = 8  # that a rank sends to announce the length of a message
 
 
 @dataclass
 class Traffic:
-    """What went through collectives of one tag."""
+    """Traffic of all collectives with one tag."""
 
     calls: int = 0
     handed_bytes: int = 0  # what this worker passed to the collectives, padding included
-    # What a worker puts on the wire: no less than rings would. The mean over workers, but of all-to-alls its own,
-    # as it does not know what others send each other.
+    # Bytes that a worker puts on the wire, as a ring would send them: the mean over workers, but for all-to-alls
+    # its own, as it does not know what others send each other.
     ring_bytes: float = 0.0
     seconds: float = 0.0
 
@@ -49,7 +49,7 @@ class Ledger:
 
 
 def metered(program: Program[T], ledger: Ledger, world_size: int) -> Program[T]:
-    """`program` as it is, with every collective that it yields entered in `ledger`."""
+    """`program` unchanged, with every collective that it yields entered in `ledger`."""
     reply = None
     try:
         while True:
@@ -68,7 +68,7 @@ def metered(program: Program[T], ledger: Ledger, world_size: int) -> Program[T]:
 
 
 def traffic_of(call: Collective, reply: Any, world_size: int) -> Traffic:
-    """The bytes behind one answered collective. Where lengths are unknown, it is two calls: lengths, rows."""
+    """The bytes of one answered collective. If lengths are not known, it is two calls: lengths, rows."""
     others = world_size - 1
     size = call.tensor.nbytes
     if isinstance(call, AllReduce):
@@ -88,5 +88,5 @@ def traffic_of(call: Collective, reply: Any, world_size: int) -> Traffic:
 
 
 def ring_all_reduce_bytes(size: int, world_size: int) -> float:
-    """What a worker puts on the wire in a ring all-reduce of `size` bytes."""
+    """Bytes that a worker puts on the wire in a ring all-reduce of `size` bytes."""
     return 2 * (world_size - 1) / world_size * size

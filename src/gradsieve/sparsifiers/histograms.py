@@ -1,4 +1,4 @@
-"""Histograms of several workers side by side, in which each worker's begins where it says."""
+"""Histograms of all workers in one table. Each worker's message states the bin at which its histogram begins."""
 
 import math
 
@@ -10,18 +10,18 @@ from gradsieve.comm.collectives import Program, all_gather
 from gradsieve.comm.step import Step
 
 _MOST = {dtype: torch.iinfo(dtype).max for dtype in (torch.uint8, torch.int16, torch.int32)}
-_START_BYTES = torch.int16.itemsize  # of a message: the bin with which it begins
-_ENERGY_BYTES = torch.float32.itemsize  # behind the bins, where it is asked for
-UNHEALTHY = -1  # stands where a histogram begins whose worker has a gradient that is not finite
+_START_BYTES = torch.int16.itemsize  # head of a message: the first bin
+_ENERGY_BYTES = torch.float32.itemsize  # after the bins, if the density needs it
+UNHEALTHY = -1  # in place of the first bin: this worker's gradient is not finite
 
 
 def narrowest(count: int) -> torch.dtype:
-    """The type for bins of which nobody needs to know more than that `count` elements are in them."""
+    """The narrowest type for bins that need not count beyond `count`."""
     return next(dtype for dtype, most in _MOST.items() if count <= most or dtype == torch.int32)
 
 
 def reach(counts: Tensor) -> Tensor:
-    """How many elements are in each bin of a histogram and above it."""
+    """For each bin of a histogram, the number of elements in it and in all higher bins."""
     return counts.flip(0).cumsum(0).flip(0)
 
 
@@ -33,10 +33,10 @@ def row(
     dtype: torch.dtype = torch.int32,
     healthy: bool | Tensor = True,
 ) -> Tensor:
-    """A worker's message: where its histogram begins, and `width` of the bins of `ops.log_histogram` from there.
+    """A worker's message: the bin at which its histogram begins, and `width` bins of `ops.log_histogram`.
 
-    The last of them has no upper end, and the first reaches down to the bin `deepest`. What lies below is left out,
-    and what a bin holds beyond its type.
+    The last bin has no upper end, and the first one reaches down to the bin `deepest`. Smaller magnitudes are left
+    out; counts saturate at the largest number of their type.
     """
     begin = counts.new_zeros(1) + start
     edges = begin + torch.arange(width + 1, device=counts.device)
@@ -52,9 +52,9 @@ def row(
 def gather(
     message: Tensor, energy: Tensor | None, dtype: torch.dtype, step: Step, own: Tensor
 ) -> "Program[tuple[Histograms, float | None, Tensor]]":
-    """The histograms of all workers, the mean of their energies, if there are any, and `own`, on the host.
+    """The histograms of all workers, the mean of their energies, if any, and `own`, all of it on the host.
 
-    All that a step's threshold and counts follow from is read here, in one copy.
+    A step's threshold and counts depend on nothing else, so one copy from the device is enough.
     """
     if energy is not None:
         energy = energy.to(message.device, torch.float32, non_blocking=True)
@@ -86,14 +86,14 @@ class Histograms:
         return self._above[0]
 
     def above(self, magnitude: float) -> int:
-        """How many elements are at least as large, the magnitude rounded down to the edge of a bin."""
+        """The number of elements at least as large, with the magnitude rounded down to the edge of a bin."""
         if magnitude == math.inf:
             return 0
         bin = ops.bin_of(magnitude) - self.first
         return self._above[max(bin, 0)] if bin < len(self._above) else 0
 
     def level_of(self, count: int) -> float:
-        """The magnitude that so many elements reach, rounded down to the edge of a bin."""
+        """The magnitude that `count` elements reach, rounded down to the edge of a bin."""
         return self.edge(self.bin_with(count))
 
     def edge(self, bin: int) -> float:
@@ -101,7 +101,7 @@ class Histograms:
         return ops.bin_edge(self.first + bin) if bin < len(self._above) else math.inf
 
     def bin_with(self, count: int) -> int:
-        """The highest bin with so many elements in it and above it; the lowest if there are fewer in total."""
+        """The highest bin with `count` elements in it and above it; the lowest if there are fewer in total."""
         low, high = 0, len(self._above)
         while high - low > 1:
             middle = (low + high) // 2
@@ -109,7 +109,7 @@ class Histograms:
         return low
 
     def shares(self, bin: int, count: int) -> list[int]:
-        """How many elements each worker sends: all above the bin, of the bin in proportion, `count` together."""
+        """How many elements each worker sends, `count` in total: all above the bin, in proportion inside it."""
         surely, inside = self.counts[:, bin + 1 :].sum(1), self.counts[:, bin]
         missing = min(count - int(surely.sum()), int(inside.sum()))
         before = torch.cat([inside.new_zeros(1), inside.cumsum(0)])

@@ -1,8 +1,9 @@
-"""A threshold that all workers share, found in every step, so that exactly as many elements are sent as asked.
+"""One threshold for all workers, found in every step, so that exactly k elements are sent.
 
-Workers exchange small histograms of their *candidates*: what lies above the *cut*, somewhat below the last
-threshold. A histogram says itself where it begins, so a worker with too few candidates looks below the cut on its
-own; and as each contributes its share, k divided by the workers, all together have k, whatever gradients do.
+Workers exchange small histograms of their *candidates*: elements above the *cut*, a magnitude somewhat below the
+last threshold. A histogram states where it begins, so a worker with too few candidates can search below the cut
+without asking the others. Each contributes at least its share, k divided by the number of workers, so there are
+always k.
 """
 
 import math
@@ -21,26 +22,26 @@ from gradsieve.sparsifiers.histograms import Histograms, gather, narrowest, reac
 from gradsieve.states import State, shared
 
 BINS = 128  # of a histogram, from the cut upwards: four octaves
-WIDE = 512  # while there is no cut: 16 octaves around what a worker alone would choose
-WITHOUT_CUT = 8  # first sparse steps without a cut: residuals grow so fast that most elements would be candidates
-CAUTION = 2.0  # the cut is below the threshold by this many times the largest recent change from step to step
-FORGET = 0.9  # what is left of a large change after a step
-FEWEST, MOST = 2, 8  # candidates aimed at, as multiples of k
-LARGEST_SHARE = 16  # more than this part of the vector, 1/16, only if k itself asks for it
+WIDE = 512  # bins while there is no cut: 16 octaves around the threshold that a worker alone would choose
+WITHOUT_CUT = 8  # initial sparse steps without a cut: residuals grow so fast that most elements would be candidates
+CAUTION = 2.0  # distance of the cut below the threshold, in units of the largest recent change between steps
+FORGET = 0.9  # decay per step of the largest recent change
+FEWEST, MOST = 2, 8  # range for the number of candidates, as multiples of k
+LARGEST_SHARE = 16  # at most 1/16 of the vector are candidates, unless k requires more
 
 
 @dataclass(frozen=True)
 class ThresholdState(State):
-    """What is known from the last steps."""
+    """What earlier steps say about the threshold."""
 
-    cut: float | None = shared(None, power=1)  # None where it is not known: then workers look at all they own
+    cut: float | None = shared(None, power=1)  # None if not known: workers then search their whole part
     last: float | None = shared(None, power=1)  # the last threshold
     swing: float = shared(0.0)  # the largest recent change of the threshold's logarithm
-    warm_up: int = shared(WITHOUT_CUT)  # steps without a cut that are left
+    warm_up: int = shared(WITHOUT_CUT)  # remaining steps without a cut
 
 
 def cut_of(state: ThresholdState, step: Step) -> float:
-    """What the accumulating pass looks for; infinite where there is no cut."""
+    """The cut of this step, for the accumulating pass; infinite if there is none."""
     if state.cut is None:
         return math.inf
     return min(_at_edge(state.cut), _at_edge(step.quota.level))
@@ -49,12 +50,12 @@ def cut_of(state: ThresholdState, step: Step) -> float:
 def choose(
     state: ThresholdState, look: Look, hits: Tensor, step: Step, spans: Sequence[Span] | None = None
 ) -> Program[Selection]:
-    """This worker's share of the largest magnitudes; `hits` are what `look` has above the cut.
+    """This worker's share of the largest magnitudes; `hits` are the positions in `look` above the cut.
 
     The `plan` of the selection is the state after this step.
     """
     quota = step.quota
-    kind = narrowest(step.k)  # a burst beyond what a bin can say is sent in the steps that follow
+    kind = narrowest(step.k)  # a burst beyond this type's range is sent in the following steps
     own = _own_histogram(state, look, hits, step)
     width = WIDE if state.cut is None else BINS
     message = row(own.counts, own.start, own.deepest, width, kind, step.healthy)
@@ -82,12 +83,12 @@ class _Own:
     """A worker's own histogram."""
 
     counts: Tensor
-    complete: bool  # of all that the worker owns, not only of its hits
-    start: int | Tensor  # the first bin that is shown
-    deepest: int | Tensor  # how far down that one reaches
+    complete: bool  # of the worker's whole part, not only of its hits
+    start: int | Tensor  # the first bin that is sent
+    deepest: int | Tensor  # the lowest bin that is counted in that one
 
     def numbers(self) -> Tensor:
-        """What the worker itself must know of it once it picks: both bins, and how many are in each and above."""
+        """What the worker needs on the host in order to pick: both bins, and `reach` of all bins."""
         none = self.counts.new_zeros(1)
         return torch.cat([none + self.start, none + self.deepest, reach(self.counts)])
 
@@ -103,22 +104,24 @@ def _own_histogram(state: ThresholdState, look: Look, hits: Tensor, step: Step) 
 
 
 def _floor(state: ThresholdState, quota: Quota) -> int:
-    """Below this bin, the same for all workers, nothing needs to be told apart: two octaves below the last
-    threshold, or three below a level that must be seen, which moves slowly."""
+    """The bin below which no resolution is needed, the same on all workers.
+
+    It is two octaves below the last threshold, or three below the level of the quota, which moves slowly.
+    """
     if quota.level == math.inf:
         return ops.bin_of(state.last or 0.0) - BINS // 2
     return ops.bin_of(quota.level) - 3 * BINS // 4
 
 
 def _begin(seen: Tensor, quota: Quota, workers: int, floor: int, wide: bool) -> tuple[Tensor, Tensor]:
-    """Where the histogram of a worker begins that looks below the cut, and how far down its first bin reaches.
+    """First bin of the histogram of a worker that searches below the cut, and the lowest bin counted in it.
 
-    It shows at least the worker's share, and as much again where it goes far enough down; and what lies above the
-    level that must be seen, as long as the share does not end up in the open bin at its top. A part may hold little
-    but zeros and small values. Then it begins at the floor, or below the largest where all is lower, so that what
-    is large is seen as such; the small values, as many as are wanted in total, are in its first bin.
+    The histogram covers at least the worker's share, and twice that if it reaches down far enough; and everything
+    above the quota's level, as long as the share does not end up in the open bin at the top. If a part holds mostly
+    zeros and small values, the histogram begins at the floor, or just below the largest value if all are lower, so
+    that large values are resolved; the small ones, as many as are wanted in total, are counted in the first bin.
 
-    Computed where the histogram is, so that the host does not have to wait for it.
+    Computed on the histogram's device, so the host does not wait for it.
     """
     above = reach(seen)
 
@@ -143,11 +146,12 @@ def _largest(*numbers: Tensor) -> Tensor:
 
 
 def _chosen(values: Tensor, threshold: float, above: float, count: int, surely: int, inside: int) -> Tensor:
-    """Which candidates to send, the `count` largest: all from `above` on, and of those down to the threshold.
+    """The `count` largest candidates: all that reach `above`, and the largest of those down to the threshold.
 
-    `surely` reach `above`, and `inside` more reach the threshold.
+    surely: how many reach `above`.
+    inside: how many lie between.
     """
-    if surely > count:  # a histogram that ends below the threshold does not tell how many lie above it
+    if surely > count:  # the histogram ends below the threshold, so the number above it is not known
         return largest(values, count)
     keep = values >= above
     places = _where((values >= threshold) & ~keep, inside)
@@ -156,7 +160,7 @@ def _chosen(values: Tensor, threshold: float, above: float, count: int, surely: 
 
 
 def _where(mask: Tensor, count: int) -> Tensor:
-    """Where a mask is true, in `count` places."""
+    """The positions at which a mask is true; there are `count`."""
     return torch.nonzero_static(mask, size=count).flatten()
 
 
@@ -169,21 +173,21 @@ def _next(state: ThresholdState, seen: Histograms, threshold: float | None, quot
         return ThresholdState(None, threshold, change, state.warm_up - 1)
     swing = max(change, FORGET * state.swing)
     if state.cut is not None and seen.total < quota.expected:
-        # Some have nothing at all, and the others did not look far enough to make up for them.
+        # Some workers have nothing at all, and the others did not search far enough down to make up for them.
         return ThresholdState(None, threshold, swing, 1)
     cut = next_cut(seen, threshold * math.exp(-CAUTION * swing), quota.expected, n)
     return ThresholdState(cut, threshold, swing, 0)
 
 
 def enough(k: int) -> int:
-    """How many candidates to aim at, at least: some more than k, also when k is so small that chance rules."""
+    """The smallest number of candidates to aim at: above k by a margin, also for small k with its large noise."""
     return math.ceil(max(FEWEST * k, k + 5 * math.sqrt(k)))
 
 
 def next_cut(seen: Histograms, wanted: float, k: int, n: int) -> float:
     """A cut near `wanted`, moved so that neither too few nor too many candidates pass it.
 
-    Below the lowest bin nothing was counted: there `wanted` stands.
+    Below the lowest bin there are no counts: `wanted` is kept there.
     """
     fewest = enough(k)
     most = max(fewest, min(MOST * k, n // LARGEST_SHARE))
@@ -194,5 +198,5 @@ def next_cut(seen: Histograms, wanted: float, k: int, n: int) -> float:
 
 
 def _at_edge(magnitude: float) -> float:
-    """The next lower edge of a bin, but never so low that zero passes."""
+    """The next lower edge of a bin, but above zero."""
     return ops.bin_edge(max(ops.bin_of(magnitude), 1)) if magnitude < math.inf else math.inf
