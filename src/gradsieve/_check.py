@@ -1,4 +1,4 @@
-"""Checks of what users pass in: each raises one sentence with the name, the rule and the value."""
+"""Checks of arguments: each raises one sentence with the name, the rule and the value."""
 
 import difflib
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BadInput(ValueError):
-    """A mistake of the user: one sentence says it all, without a traceback."""
+    """A mistake of the user; the command line shows its one sentence without a traceback."""
 
 
 class BadType(BadInput, TypeError):
@@ -48,7 +48,7 @@ def number(name: str, value: Any) -> float:
 
 
 def function(name: str, value: Any, *arguments: Any) -> Any:
-    """What a function of the user's returns; it must take these arguments."""
+    """Call a function of the user; it must take these arguments."""
     try:
         inspect.signature(value).bind(*arguments)
     except (TypeError, ValueError):
@@ -57,7 +57,7 @@ def function(name: str, value: Any, *arguments: Any) -> Any:
 
 
 def has_methods(name: str, value: Any, kind: str, *methods: str) -> None:
-    """An object of the user's that does what is needed of it."""
+    """Check that an object of the user has certain methods."""
     for method in methods:
         if not callable(getattr(value, method, None)):
             raise BadType(f"{name} must be a {kind}, got {type(value).__name__}, which has no {method}()")

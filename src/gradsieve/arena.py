@@ -1,4 +1,4 @@
-"""One worker's residual, and the pieces of a gradient that were added to it in the step under way."""
+"""One worker's residual, and the pieces of a gradient that were added to it in the current step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from gradsieve.sparsifiers.base import Window, hits_in
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the gradient that was added to the residual in this step."""
+    """A part of the gradient that was added to the residual in the current step."""
 
     start: int
     stop: int
@@ -26,7 +26,7 @@ class Piece:
 
 
 class Arena:
-    """The residual, which can always be put back to what it was before the step."""
+    """The residual, which can be restored at any time to what it was before the step."""
 
     def __init__(self, n: int, device: torch.device) -> None:
         self.residual = torch.zeros(n, dtype=torch.float32, device=device)
@@ -36,12 +36,12 @@ class Arena:
         self._finite = torch.tensor(True, device=device)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.pieces = []
         self._finite = torch.tensor(True, device=self.residual.device)
 
     def add(self, added: Tensor, start: int, before: Tensor, window: Window, *, held_back: bool) -> None:
-        """`residual[start:][:len(added)] += added`; `before` receives the residual as it was, and must stay."""
+        """`residual[start:][:len(added)] += added`; `before` receives the residual as it was."""
         stop = start + len(added)
         first, last = (start, start) if held_back or not added.is_cpu else (window.start, window.stop)
         inside = (min(max(edge - start, 0), len(added)) for edge in (first, last))
@@ -53,14 +53,14 @@ class Arena:
 
     @property
     def finite(self) -> Tensor:
-        """Whether all that was added is."""
+        """Whether all sums are finite, as a tensor."""
         return self._finite
 
     def hits(self, window: Window, *, needed: bool) -> Tensor:
-        """What is in the window, rising: found in the accumulating pass on a CPU.
+        """The positions in the window, in rising order. On a CPU the accumulating pass has found them.
 
-        On other devices the host would wait in every piece to learn how much that is. So there they are looked for
-        in the end, and only if they are needed.
+        On other devices the host would have to wait for their number in every piece. There the search is made at
+        the end, and only if hits are needed.
         """
         if not self.residual.is_cpu:
             return hits_in(self.residual, window, needed=needed)
@@ -72,9 +72,9 @@ class Arena:
 
     @contextmanager
     def exchange(self) -> Iterator[Tensor]:
-        """The accumulator, without what is held back or beyond the limit, which is there again afterwards.
+        """The accumulator without what is held back or beyond the limit; both are added back afterwards.
 
-        An error in between takes the whole step back.
+        An error inside the block undoes the whole step.
         """
         kept = [(span, self.residual[slice(*span)].clone()) for span in self.held_back]
         try:
@@ -100,19 +100,20 @@ class Arena:
             self._excess = positions, values - self.residual[positions]
 
     def restore(self) -> None:
-        """Take back all that was added."""
+        """Undo all that was added."""
         self._excess = None
         for piece in self.pieces:
             self.residual[piece.start : piece.stop] = piece.before
 
     def release(self) -> None:
-        """Leave the residual's memory to whoever uses it, and begin with zeros elsewhere."""
+        """Replace the residual by zeros in new memory, if its own memory is used for something else."""
         self.residual = torch.zeros_like(self.residual)
 
     def abandon(self) -> None:
-        """Take back the pieces of a step that cannot be finished.
+        """Undo the pieces of a step that cannot be finished.
 
-        Where their `before` was written to since, what was added stays in the residual: nothing is lost.
+        If the `before` of a piece has been overwritten since, what was added stays in the residual: nothing is
+        lost.
         """
         self.pieces = [piece for piece in self.pieces if piece.before._version == piece.version]
         self.restore()

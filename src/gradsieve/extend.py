@@ -1,6 +1,6 @@
-"""Everything that a sparsifier of your own needs, in one place: see CONTRIBUTING.md.
+"""Everything needed to write your own sparsifier, density or feedback, in one place: see CONTRIBUTING.md.
 
-The base class and what it is given and returns, exchanges and collectives to combine picks with, states, checks of
+Base classes, the values that they receive and return, exchanges and collectives to combine picks, states, checks of
 options, and helpers that most sparsifiers use.
 """
 

@@ -1,4 +1,4 @@
-"""Gradients as vectors: what they must look like, and how an update is written in their place."""
+"""Gradients as vectors: checks, and writing an update in place of a gradient."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _BELOW_MAX = 0.9375  # float8 rounds up by at most 1/16
 
 
 def check_grad(grad: Any, n: int | None, dtype: str, sizes: Sequence[int] | None) -> None:
-    """A contiguous vector of n elements, of the type that gradients had before."""
+    """Check that a gradient is a contiguous vector of n elements, of the same type as before."""
     if not isinstance(grad, Tensor) or grad.dtype not in ops.GRAD_DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in ops.GRAD_DTYPES)
         raise BadType(f"grad must be a tensor of one of {known}, got {_kind(grad)}")
@@ -30,19 +30,19 @@ def check_grad(grad: Any, n: int | None, dtype: str, sizes: Sequence[int] | None
 
 
 def largest_update(dtype: torch.dtype) -> float:
-    """The largest magnitude of an update that is written as this type; some below its own, for rounded values."""
+    """The largest magnitude of an update of this type; slightly below the type's own, for rounded values."""
     return _BELOW_MAX * torch.finfo(dtype).max if dtype == torch.float16 else math.inf
 
 
 def checked_residual(residual: Any, n: int) -> Tensor:
-    """What a state dict must have as its residual."""
+    """Check the residual of a state dict."""
     if not isinstance(residual, Tensor) or residual.dtype != torch.float32 or residual.shape != (n,):
         raise BadInput(f"residual must be a float32 vector of {n} elements, got {residual!r}")
     return residual
 
 
 def checked_out(out: Tensor | None, grad: Tensor) -> Tensor:
-    """Where the update is written: like the gradient, or a new vector."""
+    """Check the tensor for the update, which must be like the gradient; a new one if there is none."""
     if out is None:
         return torch.empty_like(grad)
     if out.shape != grad.shape or out.dtype != grad.dtype or not out.is_contiguous():
@@ -53,7 +53,7 @@ def checked_out(out: Tensor | None, grad: Tensor) -> Tensor:
 
 
 def write_(out: Tensor, sent: Sent) -> None:
-    """The update as a vector: what was sent, and zero elsewhere; NaN if the step was skipped."""
+    """Write the update as a vector: what was sent, and zero elsewhere; NaN if the step was skipped."""
     if not sent.finite:
         out.fill_(math.nan)
     elif sent.indices is None:

@@ -1,4 +1,4 @@
-"""What a reducer does with gradients: what is sent, how much of it, and what a gradient adds to the residual."""
+"""A method: sparsifier, density and feedback, and the states that they keep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,16 +42,16 @@ class Method:
         return States(self.sparsifier.init(shape), self.density.init(), self.feedback.init(n))
 
     def acting(self, step: Step) -> Sparsifier[Any]:
-        """The sparsifier of this step: where all is sent, there is nothing to select."""
+        """The sparsifier of this step: `dense` if everything is sent, as there is nothing to select."""
         return self.sparsifier if step.k < step.n else _EVERYTHING
 
     def identity(self) -> dict[str, Any]:
-        """What a saved state must have been taken with."""
+        """What must be the same in a saved state and the reducer that loads it."""
         options = {**self.sparsifier.options(), **self.feedback.label()}
         return {"sparsifier": name_of(self.sparsifier), "options": options}
 
     def state_of(self, acting: Sparsifier[Any], states: States) -> State:
-        """What it needs to know."""
+        """The state of the acting sparsifier."""
         return states.sparsifier if acting is not _EVERYTHING else State()
 
     def update(
@@ -63,7 +63,7 @@ class Method:
         folding: Folding,
         held_back: Sequence[Span],
     ) -> States:
-        """The states after a step."""
+        """The states after a completed step."""
         acting, known = self.acting(step), states.sparsifier
         return States(
             known if acting is _EVERYTHING else acting.update(known, selection, sent, step),

@@ -1,4 +1,4 @@
-"""The reducer: one worker's residual and step counter, and the way of a gradient through a step.
+"""The reducer: one worker's residual and step counter, and the path of a gradient through a step.
 
 begin() -> add(piece)* -> finish() -> Sent
 """
@@ -32,12 +32,12 @@ from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.state.handshake import handshake, same_count
 from gradsieve.states import State, States, check_identity
 
-STATE_VERSION = 4  # as that of checkpoints
+STATE_VERSION = 4  # of state dicts, and of the checkpoints that contain them
 
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """The step that has begun."""
+    """A step between `begin` and `finish`."""
 
     step: Step
     sparsifier: Sparsifier[Any]
@@ -52,17 +52,17 @@ class SparseReducer:
     Args:
         sparsifier: a `Sparsifier` object.
         density: the fraction of the gradient that all workers together send per step, in (0, 1]; a function of the
-            step; or a `Budget`. At 1, and for vectors so short that k = n, all is sent.
+            step; or a `Budget`. At 1, and for vectors so short that k = n, everything is sent.
         rank: which worker this is.
         world_size: how many there are.
         dense_steps: number of initial steps that send the full gradient.
-        sizes: of the tensors that the vector is made of, for sparsifiers that care (deft); by default one tensor.
+        sizes: of the tensors that the vector is made of, which deft uses; by default one tensor.
         measure: whether reports contain the residual's norm, which costs one more pass over it.
-        values: how values travel: "fp32", or "bf16" or "fp8", half and a quarter as long; what rounding leaves out
-            stays in the residual.
-        feedback: what gradients add to the residual: `Plain()`, `Momentum(...)` or `LowPass(...)`; by default what
-            the sparsifier's paper has.
-        labels: what else must be the same on all workers, by name; compared before the first step.
+        values: how values travel: "fp32", or "bf16" or "fp8" with a half and a quarter of the bytes; what rounding
+            leaves out stays in the residual.
+        feedback: what gradients add to the residual: `Plain()`, `Momentum(...)` or `LowPass(...)`; by default that
+            of the sparsifier's paper.
+        labels: other settings that must be the same on all workers, by name; compared before the first step.
 
     >>> from gradsieve import VirtualWorld, make_sparsifier
     >>> world = VirtualWorld(2)
@@ -105,11 +105,11 @@ class SparseReducer:
 
     @property
     def density(self) -> float:
-        """Of the next step; of a budget, its mean."""
+        """The density of the next step; of a budget, its mean."""
         return self.method.density.at(self.step)
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
-        """Another density from the next step on. A budget goes on with what was spent so far."""
+        """Change the density from the next step on. A budget keeps count of what was spent so far."""
         method = replace(self.method, density=as_density(density, dense_steps))
         method.density.at(self.step)
         before, fresh = self._states.density, method.density.init()
@@ -119,7 +119,7 @@ class SparseReducer:
 
     @property
     def residual(self) -> Tensor:
-        """What was not sent yet: one flat float32 vector, this reducer's own."""
+        """What was not sent yet: a flat float32 vector, owned by this reducer."""
         if self._arena is None:
             raise RuntimeError("residual does not exist before the first step")
         return self._arena.residual
@@ -152,7 +152,7 @@ class SparseReducer:
         return out
 
     def open(self, n: int, device: torch.device, limit: float = math.inf) -> None:
-        """Make room for vectors of n elements, unless that was done before. Updates stay within the limit."""
+        """Allocate the residual for vectors of n elements, unless that was done. Updates stay within the limit."""
         if self._arena is None:
             self._arena = Arena(n, device)
             self._states = self.method.init(n, self.sizes or [n], self.world_size)
@@ -161,7 +161,7 @@ class SparseReducer:
         self._arena.limit = min(self._arena.limit, limit)
 
     def begin(self) -> None:
-        """A step begins; `open` was called before."""
+        """Begin a step; `open` must have been called."""
         assert self._arena is not None
         self.ledger = Ledger()
         self._arena.begin()
@@ -172,11 +172,11 @@ class SparseReducer:
         self._under_way = _UnderWay(step, acting, window, folding, Clock(self.ledger))
 
     def add(self, grad: Tensor, start: int, before: Tensor, *, hold_back: bool = False) -> None:
-        """One piece of a step's gradient: `residual[start:][:len(grad)] += grad`, or what the feedback makes of it.
+        """Add one piece of the gradient: `residual[start:][:len(grad)] += grad`, or what the feedback makes of it.
 
-        `before` receives the residual as it was, and must stay until `finish` is done; it may be `grad` itself.
-        `hold_back` says that the gradient is zero and nothing of this piece may be sent: its residual waits, and
-        whatever the feedback keeps for it.
+        before: receives the residual as it was; must stay untouched until `finish` is done; may be `grad` itself.
+        hold_back: the gradient is zero and nothing of this piece may be sent; residual and feedback stay as they
+        are.
         """
         assert self._arena is not None
         assert self._under_way is not None
@@ -189,7 +189,7 @@ class SparseReducer:
         now.clock.lap("accumulate")
 
     def finish(self) -> Program[Sent]:
-        """The exchange, once all pieces were added. What all workers hold then is returned; nothing is written."""
+        """The exchange, after all pieces were added. Returns what all workers hold then; writes nothing."""
         return metered(self._finish(), self.ledger, self.world_size)
 
     def _finish(self) -> Program[Sent]:
@@ -207,7 +207,7 @@ class SparseReducer:
             acting, step = now.sparsifier, replace(now.step, healthy=arena.finite)
             hits = arena.hits(now.window, needed=acting.NEEDS_HITS)
             if acting.NEEDS_FINITE and not ops.read(arena.finite)[0]:
-                # This worker takes part with its old residual, and the health flag says so to the others.
+                # This worker takes part with its old residual; the health flag tells the others to skip the step.
                 arena.restore()
                 hits = ops.select_above(acc, *now.window)
             selection = yield from now.sparsifier.select(own, acc, hits, step)
@@ -232,24 +232,24 @@ class SparseReducer:
         return sent
 
     def abandon(self) -> None:
-        """Take back the pieces that were added, if the step cannot be finished."""
+        """Undo the pieces that were added, if the step cannot be finished."""
         self._under_way = None
         if self._arena is not None:
             self._arena.abandon()
 
     def note_write(self, seconds: float) -> None:
-        """Add the seconds that writing the update took to the report."""
+        """Record in the report how many seconds writing the update took."""
         assert self.report is not None
         self.report = replace(self.report, seconds={**self.report.seconds, "write": seconds})
 
     def rescale(self, factor: float) -> None:
-        """Gradients will come multiplied by `factor` from now on (a loss scale changed): so is what is kept."""
+        """Multiply residual and state by `factor`: gradients will be from now on (the loss scale changed)."""
         if self._arena is not None:
             self._arena.residual.mul_(factor)
             self._states = self._states.rescaled(factor)
 
     def move(self, rank: int, world_size: int, step: int, shared: Mapping[str, Any]) -> None:
-        """Go on as a worker of another group, with what is `shared` there: see `regrouping.py`."""
+        """Continue as a worker of another group, with the `shared` state of that group: see `regrouping.py`."""
         check_rank(rank, world_size)
         self.abandon()
         n = len(self.residual)
@@ -277,9 +277,9 @@ class SparseReducer:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, resized: bool = False) -> None:
-        """Go on where `state_dict()` was taken: same sparsifier, options, rank, world size and vector.
+        """Restore what `state_dict()` returned: same sparsifier, options, rank, world size and vector.
 
-        resized: the state comes from another world size; what depends on that starts afresh.
+        resized: the state comes from another world size; what depends on that is reinitialized.
         """
         state, sized = dict(state_dict), ("n",) if self._arena is not None else ()
         check_identity("reducer", state, self.state_dict(), *sized)

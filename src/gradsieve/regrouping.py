@@ -1,4 +1,4 @@
-"""Another group of workers: some left, some joined. What is kept, what newcomers get, and what was lost.
+"""Change of the group of workers: some left, some joined. What is kept, what newcomers receive, what was lost.
 
 Survivors keep their residuals (weights, with `share`). All continue with the weights and the shared states of the
 worker that is ahead: when a group fails, some workers may have completed a step that others have not.
@@ -20,22 +20,22 @@ from gradsieve.sparsifiers.base import vector_norm
 
 @dataclass(frozen=True)
 class Regrouped:
-    """What a change of the group did. Ranks are those of the new group, but for `lost`."""
+    """What a change of the group did. Ranks are those of the new group, except for `lost`."""
 
     world_size: int
-    step: int  # that comes next
+    step: int  # the next one
     newcomers: list[int]
     behind: list[int]  # had not completed the last step that another has; their gradient of that step is lost
-    lost: list[int]  # ranks of the old group that are gone
-    # Norm of the residuals (drifts) that are gone with them, and of those that are kept, over all workers. Those of
-    # the dead cannot be read: each is taken to be as large as the survivors' are on average.
+    lost: list[int]  # ranks of the old group that left
+    # Norm of the residuals (drifts) that were lost, and of those that are kept, over all workers. Those of dead
+    # workers cannot be read: each is estimated by the average of the survivors.
     lost_norm: float
     kept_norm: float
 
 
 @dataclass(frozen=True)
 class Member:
-    """What one worker says of itself."""
+    """What one worker reports about itself."""
 
     rank: int  # in the old group
     world_size: int  # of the old group
@@ -77,7 +77,7 @@ def summary(group: Sequence[Member]) -> Regrouped:
 def regroup_reducer(
     reducer: SparseReducer, rank: int, world_size: int, tensors: Sequence[Tensor], *, joins: bool
 ) -> Program[Regrouped]:
-    """Make a reducer one of the new group; `tensors`, the model's, become those of the worker that is ahead."""
+    """Move a reducer to the new group; the model's `tensors` become those of the worker that is ahead."""
     norm, states = vector_norm(reducer.residual), reducer.states
     own = Member(reducer.rank, reducer.world_size, reducer.step, joins, norm, states.shared_values())
     group = yield from members(own)
@@ -92,7 +92,7 @@ def regroup_reducer(
 
 
 def _catch_up(reducer: SparseReducer, head: int, behind: bool) -> Program[None]:
-    """Clear in the residuals of those behind what the last step sent: the worker ahead has it in its weights."""
+    """Clear what the last step sent in the residuals of workers that are behind: their new weights contain it."""
     everything = torch.arange(len(reducer.residual))
     own = everything if reducer.last_sent is None else reducer.last_sent.cpu()
     length = int((yield from broadcast("regroup", torch.tensor([len(own)]), head)))

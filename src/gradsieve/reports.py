@@ -11,7 +11,7 @@ from gradsieve.comm.traffic import Ledger
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. Everything but `residual_norm`, bytes and seconds is the same on all workers."""
+    """What one step did. Everything except `residual_norm`, bytes and seconds is the same on all workers."""
 
     step: int
     n: int
@@ -19,13 +19,13 @@ class StepReport:
     finite: bool  # False: some gradient was not finite, the step was skipped
     counts: list[int]  # how many positions each worker picked
     union: int  # how many positions the update covers
-    threshold: float | None  # that decided this step; None where none did
+    threshold: float | None  # that decided this step; None if there was none
     residual_norm: float | None  # None unless the reducer was made with measure=True
-    bytes_sent: int  # handed to collectives, padding included
-    ring_bytes: float  # what a worker puts on the wire, the mean over workers
+    bytes_sent: int  # passed to collectives, padding included
+    ring_bytes: float  # that a worker puts on the wire, on average over workers
     collectives: int
     seconds: dict[str, float]  # by phase: accumulate, select, update, write, communicate, measure (the norm)
-    handshake_bytes: float = 0.0  # on the wire to compare settings before this step, in none of the figures above
+    handshake_bytes: float = 0.0  # on the wire to compare settings before this step; not in the figures above
 
     @classmethod
     def of(
@@ -38,7 +38,7 @@ class StepReport:
         residual_norm: float | None = None,
         **further: Any,
     ) -> Self:
-        """The report of a step, from what it was, what came of it, and what it cost."""
+        """Make the report of a step from its request, its result and its cost."""
         total = clock.ledger.total
         return cls(
             step=step.index,
@@ -72,13 +72,13 @@ class StepReport:
 
     @property
     def buildup(self) -> float:
-        """Positions sent for each one asked for."""
+        """Number of positions sent, divided by k."""
         return self.union / self.k
 
     def scalars(self) -> dict[str, float]:
         """All numbers under flat names such as `gradsieve/density`, for TensorBoard, W&B, MLflow and the like.
 
-        What is not known, or not finite, is left out.
+        Numbers that are unknown or not finite are left out.
         """
         numbers = self._numbers() | {f"{phase}_ms": 1e3 * seconds for phase, seconds in self.seconds.items()}
         known = {name: float(value) for name, value in numbers.items() if value is not None}
@@ -99,10 +99,11 @@ class Clock:
         self.skip()
 
     def skip(self) -> None:
-        """What happened since the last lap belongs to no phase."""
+        """Assign the time since the last lap to no phase."""
         self._last, self._waited = time.perf_counter(), self.ledger.total.seconds
 
     def lap(self, phase: str) -> None:
+        """Assign the time since the last lap to a phase."""
         spent = time.perf_counter() - self._last - (self.ledger.total.seconds - self._waited)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         self.skip()

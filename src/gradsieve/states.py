@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True)
     class Example(State):
-        threshold: float = shared(0.0, power=1)   # the same on all workers; grows as gradients do
+        threshold: float = shared(0.0, power=1)   # the same on all workers; proportional to gradients
         velocity: Tensor = local(power=1)         # each worker's own
         bounds: tuple[int, ...] = shared(per_worker=True)   # depends on the number of workers
 
@@ -22,11 +22,11 @@ from gradsieve._check import BadInput
 
 @dataclass(frozen=True)
 class Mark:
-    """What a field says of itself."""
+    """How a field is shared and scaled."""
 
     shared: bool  # the same on all workers
-    power: int  # by which it grows with the gradient: 1 for a magnitude, 2 for an energy
-    per_worker: bool  # it depends on the number of workers, and starts afresh when that changes
+    power: int  # by which it scales with the gradient: 1 for a magnitude, 2 for an energy
+    per_worker: bool  # depends on the number of workers, and is reinitialized when that changes
 
 
 S = TypeVar("S", bound="State")
@@ -38,7 +38,7 @@ def shared(default: Any = MISSING, *, power: int = 0, per_worker: bool = False) 
 
 
 def local(default: Any = MISSING, *, power: int = 0, per_worker: bool = False) -> Any:
-    """A field that each worker has its own of."""
+    """A field that differs between workers."""
     return field(default=default, metadata={"mark": Mark(False, power, per_worker)})
 
 
@@ -51,9 +51,9 @@ class State:
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
     def restored(self: S, values: Mapping[str, Any], *, resized: bool = False) -> S:
-        """The state that `to_dict` was called on; this one, freshly made, says what it must look like.
+        """The state that `to_dict` was called on; its types and shapes must be those of this fresh one.
 
-        resized: it comes from another number of workers, so what depends on that is as it is here.
+        resized: it comes from another number of workers; fields that depend on that keep their initial value.
         """
         names = [each.name for each in fields(self)]
         if set(values) != set(names):
@@ -92,7 +92,7 @@ class State:
         return replace(self, **found)
 
     def fingerprint(self) -> str:
-        """What is shared, in a few characters, for comparing workers."""
+        """A short hash of the shared fields, for comparing workers."""
         text = json.dumps(self.shared_values(), default=lambda tensor: tensor.tolist(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -110,7 +110,7 @@ class State:
 
 @dataclass(frozen=True)
 class States:
-    """All that was learned in a run, by who learned it."""
+    """The states of sparsifier, density and feedback."""
 
     sparsifier: State
     density: State
@@ -120,7 +120,7 @@ class States:
         return States(*(state.rescaled(factor) for state in vars(self).values()))
 
     def fingerprints(self) -> dict[str, str]:
-        """What must be the same on all workers, for comparing them."""
+        """Hashes of what must be the same on all workers."""
         return {
             "the sparsifier's state": self.sparsifier.fingerprint(),
             "the density's state": self.density.fingerprint(),
@@ -142,7 +142,7 @@ class States:
 
 
 def check_identity(owner: str, state: Mapping[str, Any], own: Mapping[str, Any], *further: str) -> None:
-    """A state dict must be of the same kind as the one of who loads it."""
+    """Check that a state dict fits the object that loads it."""
     if set(state) != set(own):
         raise BadInput(f"state must have the keys {sorted(own)}, got {sorted(state)}")
     for name in ("version", "sparsifier", "options", "rank", "world_size", *further):
@@ -159,7 +159,7 @@ def _plain(value: Any) -> Any:
 
 
 def _like(name: str, own: Any, hint: Any, value: Any, resized: bool) -> Any:
-    """`value` as the type that it must have."""
+    """`value`, checked and converted to the type of the field."""
     if isinstance(own, State):
         return own.restored(value, resized=resized)
     if isinstance(own, Tensor):

@@ -1,4 +1,4 @@
-"""What a sieve has sent since it was attached: totals over its steps, for people and for logs."""
+"""Totals over all steps since a sieve was attached, for people and for logs."""
 
 from dataclasses import dataclass, replace
 
@@ -38,7 +38,7 @@ class Totals:
         return replace(self, steps=self.steps + 1)
 
     def with_full_exchange(self) -> "Totals":
-        """The totals after everything was sent once, beside the steps that are counted."""
+        """The totals after one dense exchange that is not counted as a step."""
         return replace(self, covered=self.covered + 1, bytes_sent=self.bytes_sent + self.dense_step_bytes)
 
     @property

@@ -16,17 +16,17 @@ from gradsieve.states import State
 
 Schedule: TypeAlias = Callable[[int], float]
 
-_LOOK_AHEAD = 10_000  # steps in which a function of the step must leave a density of 1 for its target to be known
+_LOOK_AHEAD = 10_000  # steps that are searched for the first density below 1
 
 
 class Magnitudes(Protocol):
-    """How many elements of all workers together lie above each magnitude, as far as histograms show it."""
+    """Number of elements above each magnitude, over all workers, at the resolution of histograms."""
 
     def above(self, magnitude: float) -> int:
-        """How many are at least as large, the magnitude rounded down to the edge of a bin."""
+        """The number of elements at least as large, with the magnitude rounded down to the edge of a bin."""
 
     def level_of(self, count: int) -> float:
-        """The magnitude that so many reach, likewise rounded."""
+        """The magnitude that `count` elements reach, rounded in the same way."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class Quota(Protocol):
 
     @property
     def expected(self) -> int:
-        """How many may be asked for, unless magnitudes rise."""
+        """The number of elements that `decide` returns, unless there is a burst."""
 
     @property
     def level(self) -> float:
-        """A magnitude that histograms must reach down to; infinite where there is none."""
+        """A magnitude that histograms must reach down to; infinite if there is none."""
 
     @property
     def energy(self) -> Tensor | None:
-        """What `decide` needs the mean over workers of: this worker's squared gradient norm; or None."""
+        """This worker's squared gradient norm, if `decide` needs its mean over workers; or None."""
 
     def notice(self, grad: Tensor) -> None:
-        """A piece of this worker's gradient."""
+        """Take note of a piece of this worker's gradient."""
 
     def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
-        """The number for this step, the same on all workers."""
+        """How many elements this step sends, the same on all workers."""
 
 
 @dataclass(frozen=True)
@@ -89,29 +89,29 @@ class Density(ABC):
 
     @property
     def needs_magnitudes(self) -> bool:
-        """Whether only sparsifiers that show it a histogram can use it."""
+        """Whether it works only with sparsifiers that pass it histograms."""
         return False
 
     @property
     def from_user(self) -> bool:
-        """Whether a function of the user's decides, which may answer differently on different workers."""
+        """Whether a function of the user decides, which may return different values on different workers."""
         return False
 
     @property
     @abstractmethod
     def target(self) -> float:
-        """The density that thresholds are prepared for."""
+        """The density that initial thresholds are computed for."""
 
     @abstractmethod
     def at(self, step: int) -> float:
-        """The density of a step, or its mean over the run."""
+        """The density of a step; of a budget, the mean over the run."""
 
     def init(self) -> State:
         """The state before the first step."""
         return State()
 
     def quota(self, state: State, step: int, n: int) -> Quota:
-        """What this step sends."""
+        """How many elements this step sends."""
         return Exactly(elements(self.at(step), n))
 
     def update(self, state: State, decision: Decision | None, step: int, n: int, sent: int) -> State:
@@ -211,5 +211,5 @@ def as_density(density: "float | Schedule | Density", dense_steps: int = 0) -> D
 
 
 def elements(density: float, n: int) -> int:
-    """k: at least one."""
+    """k, the number of elements that a density stands for: at least one."""
     return min(n, max(1, round(density * n)))

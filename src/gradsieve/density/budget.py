@@ -1,7 +1,7 @@
-"""A budget for the whole run: the density is the mean over all steps, and a surge of gradients is sent as it comes.
+"""A budget for the whole run: the density is the mean over all steps, and early bursts are sent at once.
 
-Many trainings begin with gradients that grow for a while and then shrink. With the same number of elements in every
-step, what does not fit waits in residuals for hundreds of steps. A budget sends it at once, and less afterwards.
+In many trainings gradients grow at first and then shrink. With the same number of elements in every step, what does
+not fit waits in residuals for hundreds of steps. A budget sends it at once, and less afterwards.
 """
 
 import math
@@ -14,30 +14,30 @@ from gradsieve._check import BadInput, at_least, fraction, number
 from gradsieve.density.base import Decision, Density, Magnitudes, Quota, elements
 from gradsieve.states import State, shared
 
-LEARNING = 8  # sparse steps from which it is learned how large thresholds and gradients usually are
-EARLY = 0.1  # the part of the run in which a surge may be sent
-HEAD_START = 1.1  # times the threshold of the last learning step: only what is larger is a surge
-RISE = 0.0375  # of the logarithm of that level per step, as thresholds rise while residuals fill
-RESERVE = 0.75  # of the density that a surge leaves for every later step
+LEARNING = 8  # initial sparse steps that define the usual threshold and the usual gradient norm
+EARLY = 0.1  # fraction of the run in which a burst may be sent
+HEAD_START = 1.1  # initial level of a burst, as a multiple of the threshold of the last learning step
+RISE = 0.0375  # growth per step of the logarithm of that level, as thresholds rise while residuals fill
+RESERVE = 0.75  # of the density, that a burst leaves for every later step
 
-_PIECE = 2**20  # elements whose norm is taken at once: torch makes a float32 copy of what has another type
-_LARGEST = 2.0**127  # energy that is sent to others: float32 has room for it
+_PIECE = 2**20  # elements per call of `vector_norm`, which makes a float32 copy of other types
+_LARGEST = 2.0**127  # largest energy that is sent to others, within float32
 
 
 @dataclass(frozen=True)
 class BudgetState(State):
-    """What is left to spend, and what a surge is measured against. Energy is the mean squared norm of gradients."""
+    """What is left to spend, and what defines a burst. Energy is the mean squared norm of gradients."""
 
-    owed: int = shared(0)  # elements by which fewer than the mean were sent so far
+    owed: int = shared(0)  # elements that were saved so far, compared with the mean
     seen: int = shared(0)  # sparse steps so far
-    level: float | None = shared(None, power=1)  # magnitude above which elements belong to a surge
-    usual: float = shared(0.0, power=2)  # energy of the learning steps
-    usual_square: float = shared(0.0, power=4)  # mean of its square over them
-    recent: float = shared(0.0, power=2)  # energy of the last steps
+    level: float | None = shared(None, power=1)  # magnitude above which elements belong to a burst
+    usual: float = shared(0.0, power=2)  # mean energy of the learning steps
+    usual_square: float = shared(0.0, power=4)  # mean squared energy of the learning steps
+    recent: float = shared(0.0, power=2)  # running mean of the energy
 
     @property
-    def surges(self) -> bool:
-        """Whether gradients are no smaller than in the learning steps, but for one standard deviation."""
+    def bursting(self) -> bool:
+        """Whether gradients are as large as in the learning steps, within one standard deviation."""
         return self.recent >= self.usual - math.sqrt(max(self.usual_square - self.usual**2, 0.0))
 
 
@@ -45,13 +45,13 @@ class BudgetState(State):
 class Budget(Density):
     """`density * n` elements per step on average over `total_steps`.
 
-    In the first tenth of the run, what lies above a level that rises slowly is sent at once while gradients surge.
-    Every other step sends an equal share of what is left, so the total is met exactly; without a surge a run is the
-    same as with a constant density, bit for bit.
+    In the first tenth of the run, while gradients are large, all elements above a slowly rising level are sent at
+    once. Every other step sends an equal share of what is left, so the total is met exactly. Without such bursts
+    the run is the same as with a constant density, bit for bit.
 
     density: the fraction of the gradient to send per step, on average, in (0, 1].
-    total_steps: how long the run will be.
-    ceiling: no step sends more than so many times the density.
+    total_steps: number of steps in the run.
+    ceiling: no step sends more than this multiple of the density.
     """
 
     density: float
@@ -83,7 +83,7 @@ class Budget(Density):
         return BudgetQuota(self, state, step, n)
 
     def update(self, state: State, decision: Decision | None, step: int, n: int, sent: int) -> State:
-        if decision is None:  # a step that sent everything teaches nothing
+        if decision is None:  # everything was sent
             return state
         assert isinstance(decision.state, BudgetState)
         return replace(decision.state, owed=decision.state.owed + elements(self.density, n) - sent)
@@ -101,7 +101,7 @@ class BudgetQuota:
 
     @property
     def share(self) -> float:
-        """An equal share of what is left."""
+        """An equal share of the remaining budget."""
         return max(0.0, self.k + self.state.owed / self.left)
 
     @property
@@ -110,7 +110,7 @@ class BudgetQuota:
 
     @property
     def level(self) -> float:
-        return self._risen if self.early and self.state.surges else math.inf
+        return self._risen if self.early and self.state.bursting else math.inf
 
     @property
     def energy(self) -> Tensor | None:
@@ -131,12 +131,12 @@ class BudgetQuota:
         elif energy is not None:
             recent = state.recent + (energy - state.recent) / LEARNING
             state = replace(state, recent=recent, level=None if state.level is None else self._risen)
-            if state.surges and state.level is not None:
+            if state.bursting and state.level is not None:
                 wanted = max(wanted, min(seen.above(state.level), self._affordable))
         return Decision(min(round(wanted), self.most), replace(state, seen=state.seen + 1))
 
     def _learned(self, energy: float) -> BudgetState:
-        """The usual energy, with that of one more learning step."""
+        """The state after one more learning step."""
         state, weight = self.state, 1 / (self.state.seen + 1)
         usual = state.usual + (energy - state.usual) * weight
         square = state.usual_square + (energy**2 - state.usual_square) * weight
@@ -148,5 +148,5 @@ class BudgetQuota:
 
     @property
     def _affordable(self) -> int:
-        """What leaves the reserve for all later steps."""
+        """The most that this step may send without touching the reserve of later steps."""
         return math.floor(self.state.owed + self.k + (1 - RESERVE) * (self.left - 1) * self.k)

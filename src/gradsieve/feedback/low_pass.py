@@ -1,4 +1,4 @@
-"""ScaleCom's low-pass filter: a new gradient reaches the residual in part only.
+"""ScaleCom's low-pass filter: only a fraction of a new gradient enters the residual.
 
 Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed Training",
 NeurIPS 2020.
@@ -16,9 +16,9 @@ from gradsieve.feedback.plain import Feedback
 class LowPass(Feedback):
     """`residual <- residual + beta * (grad - sent)`.
 
-    It forgets on purpose: sent and kept no longer add up.
+    It forgets on purpose: what was sent and what is kept no longer add up to the gradients.
 
-    beta: in (0, 1]; 1 is plain error feedback, about 0.1 is meant for large batches.
+    beta: in (0, 1]; 1 is plain error feedback; about 0.1 is recommended for large batches.
     """
 
     beta: float = 0.1

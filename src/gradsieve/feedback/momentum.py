@@ -1,4 +1,4 @@
-"""Momentum before the exchange: every worker applies it to its own gradient, and it waits with it.
+"""Momentum before the exchange: every worker applies it to its own gradient before adding it to the residual.
 
 Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR 2018.
 """
@@ -20,20 +20,20 @@ from gradsieve.states import State, local, shared
 @dataclass(frozen=True)
 class MomentumState(State):
     velocity: Tensor = local(power=1)  # u
-    scale: float = shared(1.0, power=1)  # of the loss: `clip` is meant for gradients as they are
+    scale: float = shared(1.0, power=1)  # of the loss: `clip` applies to unscaled gradients
 
 
 @dataclass(frozen=True)
 class Momentum(Feedback):
     """`u <- m u + grad; residual <- residual + u`; what is sent is cleared in both (momentum factor masking).
 
-    The optimizer must have no momentum of its own. Where a step sends everything, nothing is late: u is not
+    The optimizer must have no momentum of its own. If a step sends everything, nothing is delayed: u is not
     cleared, and this is SGD with momentum.
 
     momentum: m, in [0, 1).
-    clip: the largest norm that a tensor's gradient may have, divided by the square root of the number of workers,
-        before it is added; None for no limit. A worker knows the norm of its whole gradient only when the last
-        piece has come, so each tensor is clipped by its own, as in the authors' public code.
+    clip: the largest norm of a tensor's gradient before it is added, divided by the square root of the number of
+        workers; None for no limit. The norm of the whole gradient is known only after the last piece, so each
+        tensor is clipped by its own norm, as in the authors' public code.
     """
 
     momentum: float = 0.9
@@ -56,7 +56,7 @@ class Momentum(Feedback):
 
 
 class MomentumFolding(Folding):
-    """The velocity of the next step grows piece by piece beside that of the last one."""
+    """Computes the next velocity piece by piece and keeps the last one until the step is complete."""
 
     def __init__(self, feedback: Momentum, state: MomentumState, sizes: Sequence[int], world_size: int) -> None:
         self.feedback, self.before = feedback, state
@@ -85,7 +85,7 @@ class MomentumFolding(Folding):
 
 
 def clipped(grad: Tensor, most: float) -> Tensor:
-    """A gradient whose norm is at most `most`."""
+    """The gradient, scaled down so that its norm is at most `most`."""
     if most == math.inf:
         return grad
     norm = torch.linalg.vector_norm(grad, dtype=torch.float64)

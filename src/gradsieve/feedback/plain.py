@@ -1,4 +1,4 @@
-"""Error feedback: `residual <- residual + grad`, and what was sent is cleared. The base of all other feedbacks."""
+"""Error feedback: `residual <- residual + grad`, and what was sent is cleared. Base of all other feedbacks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,27 +21,27 @@ class Folding:
         return grad
 
     def finish(self, sent: Sent, held_back: Sequence[Span]) -> State:
-        """The state after this step, which is complete. Parts that were held back were not added."""
+        """The state after a completed step. Parts that were held back were not added."""
         return self.state
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """What waits until it is sent. Subclasses are frozen dataclasses; the reducer keeps their state."""
+    """What a gradient adds to the residual. Subclasses are frozen dataclasses; the reducer keeps their state."""
 
     def init(self, n: int) -> State:
         """The state for vectors of n elements."""
         return State()
 
     def begin(self, state: State, sizes: Sequence[int], world_size: int) -> Folding:
-        """A step begins; `sizes` are those of the tensors that the vector is made of."""
+        """Begin a step; `sizes` are those of the tensors that the vector is made of."""
         return Folding(state)
 
     def settle_(self, residual: Tensor, before: Tensor) -> None:
-        """Change what is kept of a piece, knowing the residual `before` this step."""
+        """Adjust the residual of a piece after the exchange; `before` is the residual before this step."""
 
     def for_gradients_only(self) -> str:
-        """Why it cannot be used with weights, in words that follow a name; empty if it can."""
+        """Why it cannot be used with weights, as words that follow a name; empty if it can."""
         return ""
 
     def label(self) -> dict[str, Any]:
@@ -51,4 +51,4 @@ class Feedback:
 
 @dataclass(frozen=True)
 class Plain(Feedback):
-    """Error feedback as it is: nothing is lost, nothing is added."""
+    """Plain error feedback: the gradient itself, nothing lost, nothing added."""
