@@ -33,6 +33,12 @@ def files(text: str) -> set[str]:
     return set(re.findall(r"`([\w/]+\.py)`", text))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Before calls are traced, which slows Numba down."""
+    ops.warm_up()
+
+
 @contextmanager
 def crossed() -> Iterator[set[str]]:
     """The files of the library in which a function is called meanwhile."""

@@ -28,8 +28,8 @@ from gradsieve.comm.exchange import (
     summed,
     union,
 )
-from gradsieve.comm.step import Selection, Sent, Span, Step
-from gradsieve.density.base import Decision, Density, Magnitudes, Quota
+from gradsieve.comm.step import Decision, Magnitudes, Quota, Selection, Sent, Span, Step
+from gradsieve.density.base import Density
 from gradsieve.feedback import Feedback
 from gradsieve.sparsifiers.base import NOTHING, Shape, Sparsifier, Window, largest, select_from, vector_norm
 from gradsieve.states import State, local, shared

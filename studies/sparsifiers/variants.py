@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from gradsieve.density.base import Exactly
+from gradsieve.comm.step import Exactly
 from gradsieve.extend import Decision, Magnitudes, Program, Selection, State, Step, Window, positive
 from gradsieve.sparsifiers.base import Look
 from gradsieve.sparsifiers.exdyna.sparsifier import ExDyna, ExDynaState

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve.comm.step import Step
-from gradsieve.density.base import Decision, Exactly, Magnitudes
+from gradsieve.comm.step import Decision, Exactly, Magnitudes, Step
 from gradsieve.sparsifiers.exdyna.threshold import BINS, ThresholdState
 from gradsieve.sparsifiers.histograms import Histograms, row
 from gradsieve.sparsifiers.shared_threshold import (

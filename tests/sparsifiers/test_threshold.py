@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import ops
-from gradsieve.density.base import Exactly
+from gradsieve.comm.step import Exactly
 from gradsieve.sparsifiers.exdyna.threshold import BINS, WIDE, _begin, enough, next_cut
 from gradsieve.sparsifiers.histograms import Histograms, narrowest, row
 from helpers import Group, gradients

@@ -1,15 +1,81 @@
 """One step of one worker, as values: what is asked for, what was chosen, and what all workers hold afterwards."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradsieve.density.base import Decision, Exactly, Quota
+from gradsieve.states import State
 
 Span: TypeAlias = tuple[int, int]  # the positions start <= i < stop
+
+
+class Magnitudes(Protocol):
+    """Number of elements above each magnitude, over all workers, at the resolution of histograms."""
+
+    def above(self, magnitude: float) -> int:
+        """The number of elements at least as large, with the magnitude rounded down to the edge of a bin."""
+
+    def level_of(self, count: int) -> float:
+        """The magnitude that `count` elements reach, rounded in the same way."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How many elements all workers together send in this step, and the density's state once it is complete."""
+
+    count: int
+    state: State
+
+
+class Quota(Protocol):
+    """How many elements one step sends."""
+
+    @property
+    def expected(self) -> int:
+        """The number of elements that `decide` returns, unless there is a burst."""
+
+    @property
+    def level(self) -> float:
+        """A magnitude that histograms must reach down to; infinite if there is none."""
+
+    @property
+    def energy(self) -> Tensor | None:
+        """This worker's squared gradient norm, if `decide` needs its mean over workers; or None."""
+
+    def notice(self, grad: Tensor) -> None:
+        """Take note of a piece of this worker's gradient."""
+
+    def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
+        """How many elements this step sends, the same on all workers."""
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """k elements, whatever their magnitudes."""
+
+    k: int
+
+    @property
+    def expected(self) -> int:
+        return self.k
+
+    @property
+    def level(self) -> float:
+        return math.inf
+
+    @property
+    def energy(self) -> Tensor | None:
+        return None
+
+    def notice(self, grad: Tensor) -> None:
+        pass
+
+    def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
+        return Decision(self.k, State())
 
 
 @dataclass(frozen=True)

@@ -3,85 +3,18 @@
 A density decides how many elements a step sends. What it learns is a state that the reducer keeps.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
-
-from torch import Tensor
+from typing import TypeAlias
 
 from gradsieve._check import BadType, at_least, fraction, function
+from gradsieve.comm.step import Decision, Exactly, Quota
 from gradsieve.states import State
 
 Schedule: TypeAlias = Callable[[int], float]
 
 _LOOK_AHEAD = 10_000  # steps that are searched for the first density below 1
-
-
-class Magnitudes(Protocol):
-    """Number of elements above each magnitude, over all workers, at the resolution of histograms."""
-
-    def above(self, magnitude: float) -> int:
-        """The number of elements at least as large, with the magnitude rounded down to the edge of a bin."""
-
-    def level_of(self, count: int) -> float:
-        """The magnitude that `count` elements reach, rounded in the same way."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """How many elements all workers together send in this step, and the density's state once it is complete."""
-
-    count: int
-    state: State
-
-
-class Quota(Protocol):
-    """How many elements one step sends."""
-
-    @property
-    def expected(self) -> int:
-        """The number of elements that `decide` returns, unless there is a burst."""
-
-    @property
-    def level(self) -> float:
-        """A magnitude that histograms must reach down to; infinite if there is none."""
-
-    @property
-    def energy(self) -> Tensor | None:
-        """This worker's squared gradient norm, if `decide` needs its mean over workers; or None."""
-
-    def notice(self, grad: Tensor) -> None:
-        """Take note of a piece of this worker's gradient."""
-
-    def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
-        """How many elements this step sends, the same on all workers."""
-
-
-@dataclass(frozen=True)
-class Exactly:
-    """k elements, whatever their magnitudes."""
-
-    k: int
-
-    @property
-    def expected(self) -> int:
-        return self.k
-
-    @property
-    def level(self) -> float:
-        return math.inf
-
-    @property
-    def energy(self) -> Tensor | None:
-        return None
-
-    def notice(self, grad: Tensor) -> None:
-        pass
-
-    def decide(self, seen: Magnitudes, energy: float | None) -> Decision:
-        return Decision(self.k, State())
 
 
 class Density(ABC):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gradsieve._check import BadInput, at_least, fraction, number
-from gradsieve.density.base import Decision, Density, Magnitudes, Quota, elements
+from gradsieve.comm.step import Decision, Magnitudes, Quota
+from gradsieve.density.base import Density, elements
 from gradsieve.states import State, shared
 
 LEARNING = 8  # initial sparse steps that define the usual threshold and the usual gradient norm

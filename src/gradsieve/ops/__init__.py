@@ -1,8 +1,8 @@
-"""The kernels, as functions: each checks its input once and hands over to torch's dispatcher.
+"""The kernels as functions: each checks its input once and calls torch's dispatcher.
 
-All work on flat, contiguous vectors; some on a vector in pieces, which is never made. Residuals are float32;
-gradients may be float32, float64, float16 or bfloat16. Functions whose name ends in `_` change their first
-argument.
+All take flat, contiguous vectors; some a list of pieces that stand for one vector, without concatenating them.
+Residuals are float32; gradients may be float32, float64, float16 or bfloat16. Functions whose name ends in `_`
+change their first argument.
 """
 
 from collections.abc import Sequence
@@ -44,15 +44,15 @@ __all__ = [
 
 GRAD_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-_REGISTERED = (reference, on_cpu, on_gpu)  # importing them did it
+_REGISTERED = (reference, on_cpu, on_gpu)  # importing these registers the kernels
 
 
 def select_above(
     x: Tensor, threshold: float, start: int = 0, stop: int | None = None, count: int | None = None
 ) -> Tensor:
-    """Sorted int64 positions in `x` of all `|x[i]| >= threshold` with `start <= i < stop`; a NaN never is one.
+    """Sorted int64 positions in `x` of all `|x[i]| >= threshold` with `start <= i < stop`; NaNs never count.
 
-    `count` is how many there are, where that is known: then the host need not wait for a device to learn it.
+    `count` is their number, if known: then the host does not wait for the device.
 
     >>> select_above(torch.tensor([1.0, -3.0, 2.0, float("nan")]), 2.0)
     tensor([1, 2])
@@ -123,12 +123,12 @@ def drift_select(
     counts: Tensor | None = None,
     count: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `select_above` finds in the drift of weights that lie in pieces, in one pass; that vector is not made.
+    """`select_above` on the drift `shared - weights` of weights in pieces, in one pass; the drift is never stored.
 
     Returns the positions, the drift at them, and the first position whose drift is not finite, or -1, as a tensor;
-    such a drift counts as zero. `second`, where given, are second moments of gradients, a piece each, empty where
-    there is none yet: then all of this is about the drift times their fourth root. `counts`, of `BINS` int64, is
-    increased by its `log_histogram`. `count` is as for `select_above`.
+    such a drift counts as zero. `second`, if given, are second moments of gradients, one piece per weight, empty
+    if there is none yet: the drift is then multiplied by their fourth root. The `log_histogram` of the drift is
+    added to `counts`, `BINS` int64. `count` is as for `select_above`.
 
     >>> drift_select(torch.tensor([1.0, 2.0, 3.0]), [torch.tensor([1.0]), torch.tensor([4.0, 2.5])], 0.5)
     (tensor([1, 2]), tensor([-2.0000,  0.5000]), tensor(-1))
@@ -151,7 +151,7 @@ def drift_select(
 
 
 def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
-    """The elements at rising positions of the vector whose pieces these are.
+    """The elements at rising positions of a vector in pieces.
 
     >>> gather_pieces([torch.tensor([1.0]), torch.tensor([4.0, 2.5])], torch.tensor([0, 2]))
     tensor([1.0000, 2.5000])
@@ -163,7 +163,7 @@ def gather_pieces(pieces: Sequence[Tensor], positions: Tensor) -> Tensor:
 
 
 def scatter_pieces_(pieces: Sequence[Tensor], positions: Tensor, values: Tensor) -> None:
-    """Set the elements at rising positions of the vector whose pieces these are."""
+    """Set the elements at rising positions of a vector in pieces."""
     _check_pieces("pieces", pieces)
     _check_positions("positions", positions, 0, sum(map(Tensor.numel, pieces)))
     if positions.shape != values.shape:
@@ -209,11 +209,11 @@ def scatter_update_(out: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
-    """Rising positions in `[start, stop)` as bytes, near the fewest possible: 12 bits each at one in 1,000.
+    """Rising positions in `[start, stop)` as bytes, close to the optimum: 12 bits each at a density of 0.001.
 
-    This is Elias-Fano coding: the low bits of each position are written out, the rest is a bitmap in which the bit
-    `(position >> low bits) + j` stands for the j-th. Its length, `packed_bytes(count, stop - start)`, follows from
-    what receivers know already, so that messages need neither padding nor a round in which lengths are told.
+    This is Elias-Fano coding: the low bits of each position are stored as they are; the high bits are a bitmap in
+    which the bit `(position >> low bits) + j` is set for the j-th position. Receivers know the length,
+    `packed_bytes(count, stop - start)`, already, so messages need no padding and no exchange of lengths.
 
     >>> pack_sorted(torch.tensor([3, 700, 901]), 0, 1000).numel(), packed_bytes(3, 1000)
     (4, 4)

@@ -1,9 +1,9 @@
 """The kernels for CPUs: one thread, one pass, no full-size temporary.
 
-Magnitudes are compared as integers: with its sign bit dropped a float32 orders like its bits, which vectorises
-where a float comparison that must respect NaN does not. NaNs lie above infinity and are left out at the end.
-A block is judged at once, by or-ing `bar - 1 - magnitude`, whose sign bit says "hit": Numba widens integers
-unless each result is cast back to 32 bits. Only blocks with a hit are looked at element by element.
+Magnitudes are compared as integers: without its sign bit a float32 has the same order as its bits. That
+vectorises, unlike a float comparison that must respect NaN. NaNs lie above infinity and are left out at the end. A
+whole block is tested at once, by or-ing `bar - 1 - magnitude`, whose sign bit means "hit": Numba widens integers
+unless each result is cast back to 32 bits. Only blocks with a hit are searched element by element.
 """
 
 import functools
@@ -26,18 +26,18 @@ from gradsieve.ops.schema import BIN_SHIFT, BINS
 _BLOCK = 64
 MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
-LARGEST = np.int32(0x7F7FFFFF)  # of all finite magnitudes
-TILE = 4096  # elements summed before they are looked at: residual and gradient both fit the first cache
-CHUNK = 1 << 16  # elements converted at a time where a gradient is not float32: stays in the cache
+LARGEST = np.int32(0x7F7FFFFF)  # bits of the largest finite magnitude
+TILE = 4096  # elements summed before they are searched: residual and gradient both fit the L1 cache
+CHUNK = 1 << 16  # elements converted at a time if a gradient is not float32: stays in the cache
 
 Array = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
-    """Compile for this CPU on the first call, keep the machine code on disk, run without the GIL.
+    """Compile for this CPU on the first call, cache the machine code on disk, run without the GIL.
 
-    Sums may be reordered, so that they vectorise; the only ones are of zeros, in search of a NaN.
+    Sums may be reordered so that they vectorise; the only sums are of zeros, to detect a NaN.
     """
     options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc"}}
     try:
@@ -47,7 +47,7 @@ def kernel(function: F) -> F:
 
 
 def _trailing_zeros_code(typing_context: Any, word: Any) -> tuple[Any, Any]:
-    """The position of the lowest bit that is set: one instruction, which Numba has no name for."""
+    """The position of the lowest set bit: one instruction, for which Numba has no function."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -60,7 +60,7 @@ trailing_zeros: Any = intrinsic(_trailing_zeros_code)
 
 @kernel
 def select(bits: Array, bar: np.int32, start: int, stop: int, out: Array, count: int) -> tuple[int, int]:
-    """Fill `out` from position `start` on; returns the new count and where to go on when `out` is full."""
+    """Fill `out` from position `start` on; returns the new count, and where to continue when `out` is full."""
     below = np.int32(bar - 1)
     blocks = (stop - start) // _BLOCK
     for i in range(blocks):
@@ -105,10 +105,10 @@ def _any_non_finite(bits: Array) -> bool:
 def _accumulate(
     residual: Array, bits: Array, grad: Array, swap: bool, bar: np.int32, start: int, stop: int, out: Array
 ) -> tuple[int, int, bool]:
-    """Add `grad` tile by tile, looking at each tile's sums while they are in the cache.
+    """Add `grad` tile by tile, and search each tile's sums while they are in the cache.
 
-    `bits` is `residual` seen as integers; `swap` leaves the old residual in `grad`. Returns how many positions
-    in `[start, stop)` were hits, where to go on selecting when `out` is full, and whether all was finite.
+    `bits` is `residual` viewed as integers; `swap` leaves the old residual in `grad`. Returns how many positions in
+    `[start, stop)` were hits, where to continue selecting when `out` is full, and whether all sums were finite.
     """
     count = 0
     reached = start
@@ -185,7 +185,7 @@ def bar_of(threshold: float) -> np.int32:
 
 
 class _Hits:
-    """A buffer of positions, made for one hit in 64, that grows by half of its size where there are more."""
+    """A buffer of positions, allocated for one hit in 64, that grows by half its size when it is full."""
 
     def __init__(self, looked_at: int) -> None:
         self.positions = np.empty(looked_at // 64 + 2 * _BLOCK, np.int64)

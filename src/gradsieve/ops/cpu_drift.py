@@ -1,4 +1,4 @@
-"""The kernel that looks at drift on CPUs: subtract, judge and count in one pass; no vector of differences."""
+"""Drift on CPUs: subtract, compare and count in one pass, without a vector of differences."""
 
 import functools
 import math
@@ -31,11 +31,11 @@ def _drift(
     values: Array,
     count: int,
 ) -> tuple[int, int, int]:
-    """Subtract tile by tile, and look at each tile while it is in the cache; `bits` is `tile` seen as integers.
+    """Subtract tile by tile, and search each tile while it is in the cache; `bits` is `tile` viewed as integers.
 
-    `weights` and `second` are addresses of pieces between `borders`; `second` is empty, or differences are
-    multiplied by its fourth root. Returns how many hits there are, where to go on when the output is full, and
-    where the first difference is that is not finite, or -1. Such a difference counts as zero.
+    `weights` and `second` are addresses of pieces between `borders`; unless `second` is empty, differences are
+    multiplied by its fourth root. Returns the number of hits, where to continue when the output is full, and the
+    first position whose difference is not finite, or -1. Such a difference counts as zero.
     """
     bad = -1
     piece = np.searchsorted(borders, start, "right") - 1
@@ -107,7 +107,7 @@ def drift_select(
 
 
 class _Drifted:
-    """Positions and values of what drifted far, in buffers that grow as those of `_Hits`."""
+    """Positions and values of hits, in buffers that grow like those of `_Hits`."""
 
     def __init__(self, looked_at: int, threshold: float, counts: Tensor | None) -> None:
         self.bar, self.wanted = bar_of(threshold), counts is not None
@@ -120,7 +120,7 @@ class _Drifted:
     def take(
         self, shared: Tensor, weights: Array, second: Array, borders: Array, place: int, stop: int, first: int = 0
     ) -> None:
-        """Look at `shared - weights` from a place on; element 0 of `shared` is at position `first`."""
+        """Search a part of `shared - weights`; element 0 of `shared` is at position `first`."""
         bits, looked_at = self.tile.view(np.int32), as_array(shared)
         while place < stop:
             before, output = self.count, (self.positions, self.values, self.count)

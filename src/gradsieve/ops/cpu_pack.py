@@ -1,4 +1,4 @@
-"""Sorted positions in few bytes, on CPUs: low bits side by side, high bits as a bitmap (Elias-Fano)."""
+"""Packed positions on CPUs: low bits side by side, high bits as a bitmap (Elias-Fano)."""
 
 import functools
 
@@ -32,7 +32,7 @@ def _pack(indices: Array, start: int, bits: int, low: Array, high: Array) -> Non
 
 @kernel
 def _unpack(low: Array, high: Array, start: int, bits: int, out: Array) -> int:
-    """Fill `out`; returns how many positions the bitmap held, which is too many or too few if it is damaged."""
+    """Fill `out`; returns the number of positions in the bitmap, which is wrong if the bitmap is corrupted."""
     mask = np.uint64((1 << bits) - 1)
     waiting, filled, read, count = np.uint64(0), 0, 0, 0
     for i in range(high.size):

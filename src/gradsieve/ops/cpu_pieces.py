@@ -17,7 +17,7 @@ from gradsieve.ops.schema import wide_type
 
 
 def _pointer_code(typing_context: Any, address: Any) -> tuple[Any, Any]:
-    """An address as a pointer, of which Numba makes an array."""
+    """An address as a pointer, from which Numba makes an array."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -36,7 +36,7 @@ def floats_at(address: int, size: int) -> Array:
 
 
 def addresses(pieces: Sequence[Tensor]) -> Array:
-    """Where pieces begin; 0 for one that is empty. They must outlive the call that they are for."""
+    """Addresses of pieces, 0 for an empty one. The pieces must outlive the call that uses them."""
     return np.array([piece.data_ptr() for piece in pieces], np.int64)
 
 
@@ -50,7 +50,7 @@ def plain(pieces: Sequence[Tensor]) -> bool:
 
 
 def _inside(pieces: Sequence[Tensor], positions: Tensor) -> Iterator[tuple[Tensor, Tensor, slice]]:
-    """Each piece that rising positions reach: itself, where in it, and which of the positions these are."""
+    """Each piece that contains positions: the piece, the indices inside it, and which positions these are."""
     starts = torch.from_numpy(edges(pieces))
     cuts = torch.searchsorted(positions, starts).tolist()
     for piece, start, first, behind in zip(pieces, starts.tolist(), cuts, cuts[1:], strict=False):

@@ -1,11 +1,12 @@
-"""What the kernels for GPUs share, and those that need nothing else. Triton compiles them for CUDA and for ROCm.
+"""Common parts of the kernels for GPUs, and gather and scatter. Triton compiles them for CUDA and for ROCm.
 
 A kernel works on tiles of `TILE` elements. All but the last tile of a vector are read without a mask, so that each
-thread reads 16 bytes at a time. Magnitudes are compared as integers, as on CPUs: with its sign bit dropped a float
-orders like its bits, and NaNs lie above infinity. bfloat16 comes as its bits (int16) and is widened by a shift.
+thread reads 16 bytes at a time. Magnitudes are compared as integers, as on CPUs: without its sign bit a float has
+the same order as its bits, and NaNs lie above infinity. bfloat16 is passed as its bits (int16) and widened by a
+shift.
 
-Nothing waits for the device but three ops whose output has a size that only the device knows: `select_above`,
-`accumulate_select_` and `drift_select` read one number, in `gpu_select.Hits.end`.
+The host waits only in three ops, whose output size only the device knows: `select_above`, `accumulate_select_` and
+`drift_select` read one number, in `gpu_select.Hits.end`.
 """
 
 import inspect
@@ -35,7 +36,7 @@ FEW = tl.constexpr(FEW_SIZE)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A Triton kernel; its integers are of 64 bits, and their values make no further variants of it."""
+    """A Triton kernel; its integers have 64 bits, and their values do not trigger further compilations."""
     parameters = inspect.signature(function).parameters.items()
     return triton.jit(
         function, do_not_specialize=[name for name, each in parameters if each.annotation is tl.int64]
@@ -62,7 +63,7 @@ def store_tile(
 
 @kernel
 def widened(x: tl.tensor) -> tl.tensor:
-    """As float32, or as float64 if it is that already."""
+    """As float32; float64 stays as it is."""
     if x.dtype == tl.int16:
         x = (x.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     elif x.dtype == tl.float16:
@@ -189,7 +190,7 @@ def _indices(
 
 @kernel
 def refuse(good: tl.tensor, bad: tl.tensor) -> None:
-    """Clear a flag if anything is bad."""
+    """Clear a flag if any element is bad."""
     tl.store(good, 0, mask=tl.max(bad.to(tl.int32), 0) > 0)
 
 
@@ -198,12 +199,12 @@ def tiles(count: int) -> int:
 
 
 def few(count: int) -> tuple[int]:
-    """How many programs look at so many indices."""
+    """Number of programs for this number of indices."""
     return (triton.cdiv(count, FEW_SIZE),)
 
 
 def plain(x: Tensor) -> Tensor:
-    """Seen as a type that kernels know: bfloat16 as int16, bool as uint8."""
+    """Viewed as a type that kernels support: bfloat16 as int16, bool as uint8."""
     seen_as = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(x.dtype)
     return x if seen_as is None else x.view(seen_as)
 
@@ -214,7 +215,7 @@ def flag(like: Tensor) -> Tensor:
 
 
 def bar_of(threshold: float, dtype: torch.dtype) -> int:
-    """The bits of a threshold, rounded as torch does to compare a tensor with it; those of NaN lie above all."""
+    """The bits of a threshold, rounded as torch does for a comparison; those of NaN lie above all others."""
     if dtype == torch.float64:
         bits = MAGNITUDE_64.value if math.isnan(threshold) else np.float64(threshold).view(np.int64)
         return max(int(bits), 0)
@@ -229,7 +230,7 @@ def bar_of(threshold: float, dtype: torch.dtype) -> int:
 
 
 def check_inside(inside: Tensor, n: int) -> None:
-    """Fail if an index was wrong: late, on the device, as torch's own indexing does. No kernel has used it."""
+    """Fail if an index was wrong: late and on the device, like torch's own indexing. No kernel has used it."""
     torch._assert_async(inside, f"indices must be in [0, {n}), got others")
 
 

@@ -1,7 +1,7 @@
-"""Drift on GPUs: subtract, judge and count in one pass over pieces; there is no vector of differences.
+"""Drift on GPUs: subtract, compare and count in one pass over pieces, without a vector of differences.
 
-Each piece is cut into tiles, and a record of each tile says where it is. Tiles of one type of weights and second
-moments are looked at by one launch; most models have one type. Values of hits are computed again where positions
+Each piece is cut into tiles, and a record of each tile holds its place. All tiles with one type of weights and
+second moments are searched by one launch; most models have one type. Values of hits are recomputed when positions
 are written, from the few elements that are hits.
 """
 
@@ -38,14 +38,14 @@ TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.int16,
 }
-FIELDS_COUNT = 5  # of a record: number of the tile, its first position, its size, two addresses
+FIELDS_COUNT = 5  # of a record: index of the tile, its first position, its size, two addresses
 FIELDS = tl.constexpr(FIELDS_COUNT)
 Kind = tuple[torch.dtype, torch.dtype | None]  # of weights and second moments
 
 
 @dataclass(frozen=True)
 class Records:
-    """All tiles of one kind: on the device as records, and which numbers they have among all tiles."""
+    """All tiles of one kind: their records on the device, and their indices among all tiles."""
 
     kind: Kind
     rows: Tensor
@@ -59,7 +59,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The tiles of all pieces, in order, and the same by kind."""
+    """The tiles of all pieces, in order and by kind."""
 
     starts: Sequence[int]
     kinds: Sequence[Records]

@@ -1,6 +1,6 @@
-"""Histograms on GPUs: programs count in bins of their own, which are added up at the end.
+"""Histograms on GPUs: programs count in private bins, which are added up at the end.
 
-Sums of integers are the same in every order, so atomic additions leave the result deterministic.
+Sums of integers do not depend on their order, so the result is deterministic in spite of atomic additions.
 """
 
 import torch
@@ -11,8 +11,8 @@ from triton.runtime.driver import driver
 from gradsieve.ops.gpu import OPTIONS, TILE, TILE_SIZE, kernel, load_tile, magnitude, tiles
 from gradsieve.ops.schema import BIN_SHIFT, BINS
 
-PROGRAMS = 1024  # at most, each of which counts many tiles: 7 for each processor of an H100
-ROWS_COUNT = 64  # of bins in memory, each for some of the programs: 2 MiB, which stay in the cache
+PROGRAMS = 1024  # at most, each of which counts many tiles: 7 per multiprocessor of an H100
+ROWS_COUNT = 64  # rows of bins in memory, each shared by some of the programs: 2 MiB, which stay in the cache
 ROWS = tl.constexpr(ROWS_COUNT)
 ALL_BINS = tl.constexpr(BINS)
 SHIFT = tl.constexpr(BIN_SHIFT)
@@ -71,10 +71,10 @@ def _histogram(
 
 
 def in_block() -> bool:
-    """Whether programs have fast memory to count in.
+    """Whether programs count in shared memory.
 
-    For CUDA Triton's histogram adds in shared memory. For ROCm it compares each element with each bin, in
-    more registers than there are; there rows of bins in the cache are increased instead.
+    For CUDA, Triton's histogram adds in shared memory. For ROCm it compares each element with each bin and needs
+    more registers than there are; programs then count in rows of bins in the cache.
     """
     backend: str = driver.active.get_current_target().backend
     return backend != "hip"

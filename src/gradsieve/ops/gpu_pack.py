@@ -1,6 +1,6 @@
-"""Sorted positions in few bytes, on GPUs (Elias-Fano): a message is one string of bits, made in 32-bit words.
+"""Packed positions on GPUs (Elias-Fano): a message is one string of bits, written in 32-bit words.
 
-Each position sets its own bits, by atomic or: in whatever order, the result is the same.
+Each position sets its own bits by an atomic or, so the result does not depend on the order.
 """
 
 import torch
@@ -50,7 +50,7 @@ def _unpack(
     start: tl.int64,
     out: tl.tensor,
 ) -> None:
-    """What a damaged bitmap has beyond `count` positions is left out."""
+    """Positions beyond `count`, which only a corrupted bitmap has, are left out."""
     slot = tl.program_id(0).to(tl.int64)
     place = slot * BYTES + tl.arange(0, BYTES)
     byte = tl.load(bitmap + place, mask=place < length, other=0).to(tl.int32)

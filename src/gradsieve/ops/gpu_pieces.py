@@ -1,7 +1,7 @@
 """A vector in pieces, on GPUs: kernels find the pieces in a table of addresses.
 
-Tables depend on nothing but addresses, sizes and types. They are kept, as parameters stay where they are, so that
-a step copies nothing to the device.
+Tables depend only on addresses, sizes and types. They are cached, as parameters stay where they are, so a step
+copies nothing to the device.
 """
 
 import functools
@@ -17,7 +17,7 @@ from gradsieve.ops.gpu import FEW, OPTIONS, check_inside, few, flag, kernel, pla
 from gradsieve.ops.schema import wide_type
 
 KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-TABLES = 64  # that are kept: far more than there are different lists of pieces in a training
+TABLES = 64  # in the cache: far more than there are different lists of pieces in a training run
 Layout = tuple[tuple[int, int, torch.dtype], ...]  # address, size and type of each piece
 
 
@@ -26,7 +26,7 @@ def layout(pieces: Sequence[Tensor]) -> Layout:
 
 
 def to_device(rows: Sequence[Any], device: torch.device) -> Tensor:
-    """Integers as a tensor there; the host does not wait until they have arrived."""
+    """Integers as a tensor on a device; the host does not wait for the copy."""
     made = torch.tensor(rows, dtype=torch.int64)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 

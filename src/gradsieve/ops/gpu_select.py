@@ -1,7 +1,7 @@
-"""Selection on GPUs, in rising order and the same in every run: count per tile, scan, write.
+"""Selection on GPUs, in rising order and deterministic: count per tile, scan, write.
 
-The pass over the data leaves a bit per element and a count per tile. Positions are written from these bits, so the
-data is read once. That a tensor must have a size makes the host wait for one number: `Hits.end`.
+The pass over the data writes a bit per element and a count per tile. Positions are written from these bits, so the
+data is read once. To allocate the result the host waits for one number: `Hits.end`.
 """
 
 import torch
@@ -152,10 +152,10 @@ def _positions(words: tl.tensor, ends: tl.tensor, first: tl.int64, total: tl.int
 
 
 class Hits:
-    """Bits and counts that a pass over tiles leaves, and what is made of them.
+    """Bits and counts that a pass over tiles writes, and the positions computed from them.
 
-    `total` is how many hits there are, where that is known. Then the host does not wait. Should it be wrong,
-    further hits are left out, and positions that are missing are -1.
+    `total` is the number of hits, if known; then the host does not wait. If it is too small, further hits are left
+    out; if it is too large, missing positions are -1.
     """
 
     def __init__(self, count: int, like: Tensor, total: int | None = None) -> None:
@@ -167,7 +167,7 @@ class Hits:
     def end(self) -> tuple[Tensor, Tensor]:
         """Where the hits of each tile end among all hits, and a vector for the positions of all.
 
-        If nobody knows how many there are, the host waits for the device here, and nowhere else.
+        If the number of hits is not known, the host waits for the device here, and nowhere else.
         """
         ends = self.counts.cumsum(0)
         total = int(ends[-1]) if self.total is None else self.total

@@ -1,4 +1,4 @@
-"""Between a device and the host: the place where the host waits for a device during a step."""
+"""Copies between a device and the host: the only place where the host waits for a device during a step."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def read(*tensors: Tensor) -> list[Tensor]:
-    """The tensors on the host. They come in one copy: however many there are, the host waits once.
+    """The tensors on the host, in one copy: the host waits once, whatever their number.
 
     >>> read(torch.tensor([1, 2]), torch.tensor(True))
     [tensor([1, 2]), tensor(True)]
@@ -19,7 +19,7 @@ def read(*tensors: Tensor) -> list[Tensor]:
     rows = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     copied = torch.cat(rows).cpu()
     edges = [0, *accumulate(map(len, rows))]
-    # A copy of each, because a view as another type must begin at a multiple of its size.
+    # Cloned, because a view as another type must begin at a multiple of its size.
     parts = [copied[start:stop].clone() for start, stop in pairwise(edges)]
     return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Which module has the kernel of an op for CPUs. It is imported with Numba by the first call, not before."""
+"""Registers the CPU kernels. The module of a kernel, and Numba with it, is imported by the first call."""
 
 import functools
 from collections.abc import Callable

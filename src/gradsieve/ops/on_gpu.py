@@ -1,4 +1,4 @@
-"""Which module has the kernel of an op for GPUs. Without Triton there is none, and the plain ones are used.
+"""Registers the GPU kernels. Without Triton there are none, and the plain ones are used.
 
 torch calls both CUDA and ROCm by the key CUDA. Triton is imported by the first call, not before.
 GRADSIEVE_TRITON=0 in the environment leaves GPUs to the plain kernels.

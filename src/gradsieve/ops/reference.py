@@ -1,4 +1,4 @@
-"""Every kernel in plain torch: what it means, and what the fast ones are tested against."""
+"""Every kernel in plain torch: the definition, and the reference in tests of the fast ones."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,7 @@
-"""The one list of kernels: their schemas, and what they return when only shapes are known.
+"""The list of kernels: their schemas, and fake implementations that compute only shapes.
 
-Which code runs is chosen by torch's dispatcher: `reference.py` on every device, `cpu.py` (Numba) where the
-tensors live on a CPU.
+Torch's dispatcher chooses the code: `cpu.py` (Numba) for tensors on a CPU, `gpu.py` (Triton) on GPUs,
+`reference.py` on all other devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ BINS = 1 << (31 - BIN_SHIFT)
 
 
 def wide_type(pieces: Sequence[Tensor]) -> torch.dtype:
-    """Holds the values of every piece: float32, or float64 if a piece is."""
+    """A type for the values of all pieces: float32, or float64 if a piece has that."""
     return torch.float64 if any(piece.dtype == torch.float64 for piece in pieces) else torch.float32
 
 

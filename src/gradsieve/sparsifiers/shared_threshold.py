@@ -16,8 +16,7 @@ from torch import Tensor
 from gradsieve.comm import exchange
 from gradsieve.comm.collectives import Program
 from gradsieve.comm.exchange import gather_picks
-from gradsieve.comm.step import Selection, Sent, Step
-from gradsieve.density.base import Decision, Magnitudes, Quota
+from gradsieve.comm.step import Decision, Magnitudes, Quota, Selection, Sent, Step
 from gradsieve.sparsifiers.base import InVector, Shape, Sparsifier, Window, largest
 from gradsieve.sparsifiers.exdyna.threshold import ThresholdState, choose, cut_of
 from gradsieve.states import State, shared

@@ -1,4 +1,4 @@
-"""What all worlds have in common."""
+"""The interface of worlds."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ class World(Protocol):
 
     @property
     def size(self) -> int:
-        """How many workers there are, in all processes together."""
+        """Number of workers, in all processes together."""
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Run the programs of the workers that live in this process; returns their results in the same order."""

@@ -1,9 +1,9 @@
-"""How a process group carries messages: where they live, and what is done about different lengths.
+"""Messages of a process group: on which device they are sent, and how messages of different lengths are gathered.
 
-The group's backends decide where messages live. NCCL carries tensors on GPUs only, gloo those on the host; a
-group `cpu:gloo,cuda:nccl` carries both. What a group cannot carry where it is, such as the text of a handshake over
-NCCL or weights on a device that gloo does not know, is moved and comes back. All data travel as bytes: not every
-backend knows every type.
+NCCL sends tensors on GPUs only, gloo those on the host; a group `cpu:gloo,cuda:nccl` sends both. A tensor that the
+group cannot send from its device, such as the text of a handshake over NCCL or weights on a device that gloo does
+not support, is copied and the reply is copied back. All data are sent as bytes: not every backend supports every
+type.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve.comm.collectives import pad
 
-BALANCED = 1.25  # times the mean: as long as no message is longer, all are padded to the longest
-COPIED_BYTES = 1 << 16  # gloo: up to this length a copy for each worker costs less than a message to each
+BALANCED = 1.25  # times the mean: while no message is longer, all are padded to the longest
+COPIED_BYTES = 1 << 16  # gloo: up to this length, a copy per worker in one collective costs less than single sends
 
 
 class Carrier:
-    """Carries bytes between the workers of a group (the default one if None).
+    """Sends bytes between the workers of a group (the default one if None).
 
-    device: where messages go that the group cannot carry where they are; by default the current one.
+    device: to which tensors are copied that the group cannot send; by default the current one.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device | None = None) -> None:
@@ -32,7 +32,7 @@ class Carrier:
         self.backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
 
     def take(self, tensor: Tensor) -> Tensor:
-        """The tensor where the group can carry it."""
+        """The tensor on a device from which the group can send it."""
         if tensor.device.type in self.backends:
             return tensor
         if "cpu" in self.backends:
@@ -40,7 +40,7 @@ class Carrier:
         return tensor.to(self.device or _current(next(iter(self.backends))), non_blocking=True)
 
     def bring_back(self, reply: Any, device: torch.device) -> Any:
-        """What was received, where the program expects it."""
+        """The reply on the device where the program expects it."""
         parts = reply if isinstance(reply, list) else [reply]
         if any(part.device != device for part in parts):
             here = ops.read(*parts)
@@ -48,7 +48,7 @@ class Carrier:
         return parts if isinstance(reply, list) else parts[0]
 
     def gather(self, tensor: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
-        """Everybody's rows: one collective, and no copy of the message for each worker where that is long."""
+        """All workers' rows: one collective, without a copy per worker if the message is long."""
         if lengths is None:
             own = tensor.new_full((1,), len(tensor), dtype=torch.int64)
             lengths = self._read(self.gather(own, [1] * self.size))
@@ -61,7 +61,7 @@ class Carrier:
         return received
 
     def all_to_all(self, tensor: Tensor, splits: Sequence[int], lengths: Sequence[int] | None) -> list[Tensor]:
-        """The rows that each worker has for this one."""
+        """The rows that each worker sends to this one."""
         if lengths is None:
             one = [1] * self.size
             lengths = self._read(self.all_to_all(ops.send(splits, tensor), one, one))
@@ -90,7 +90,7 @@ class Carrier:
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def _gather_by_gloo(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """In one round: gloo's own all-gathers pass messages on from worker to worker, and need equal lengths."""
+        """Gather in one round: gloo's own all-gather is a ring and needs equal lengths."""
         if tensor.nbytes <= COPIED_BYTES >= max(lengths) * tensor.new_empty(1, *tensor.shape[1:]).nbytes:
             copies = tensor.repeat(self.size, *[1] * (tensor.dim() - 1))
             return self.all_to_all(copies, [len(tensor)] * self.size, lengths)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Runs programs in another world; `ledgers[i]` is what the i-th program put through collectives so far.
+    """Runs programs in another world; `ledgers[i]` is the traffic of the i-th program so far.
 
     >>> import torch
     >>> from gradsieve.comm.collectives import AllReduce

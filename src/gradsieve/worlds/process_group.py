@@ -19,14 +19,14 @@ from gradsieve.worlds.waiting import Unwatched, Watch, bounded
 
 T = TypeVar("T")
 
-# Smaller vectors than this are summed in two rounds, each worker a slice; a ring takes 2 * (P - 1), but needs less
-# memory and keeps links evenly busy, which is what counts for large ones.
+# Bytes up to which vectors are summed in two rounds, each worker a slice. A ring takes 2 * (P - 1) rounds, but
+# needs less memory and keeps links evenly busy, which is better for large vectors.
 _SMALL = 1 << 22
 
 
-# Torch's gloo threads may still let go of Python objects when a DDP script ends; if the interpreter is gone
-# by then, they abort the process ("terminate called without an active exception": plain DDP, in 6 of 28 runs).
-# Freeing what is left before the interpreter ends leaves them nothing to do.
+# Torch's gloo threads may still release Python objects when a DDP script ends; if the interpreter is gone by then,
+# they abort the process ("terminate called without an active exception": plain DDP, in 6 of 28 runs). Collecting
+# garbage before the interpreter ends leaves them nothing to release.
 atexit.register(gc.collect)
 
 
@@ -34,9 +34,9 @@ class ProcessGroupWorld:
     """Answers the collectives of this process's program through a process group (the default one if None).
 
     Args:
-        timeout: seconds after which every collective ends, and the error names the rank that was missing.
-        device: where messages without a device of their own, such as a handshake's, travel if the group carries
-            none that are on the host; by default the current one.
+        timeout: seconds after which every collective ends with an error that names the missing rank.
+        device: to which tensors on the host, such as a handshake's, are copied if the group sends only those on
+            devices; by default the current one.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ProcessGroupWorld:
             self.group, self.watch = bounded(group, timeout)
 
     def close(self) -> None:
-        """Give back the group that was made for this world, if it is still there."""
+        """Destroy the group that was made for this world, if it still exists."""
         if self.timeout is not None and self.group is not None and self.watch.owns_group:
             with suppress(Exception):  # the user may have destroyed all groups before
                 dist.destroy_process_group(self.group)

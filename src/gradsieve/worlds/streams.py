@@ -1,4 +1,4 @@
-"""Work beside the current stream of a device. On a CPU torch's own streams do nothing: same code, plain order."""
+"""A side stream of a device. On a CPU torch's streams do nothing: the same code runs in plain order."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 
 class SideStream:
-    """A stream of its own. What it is given waits for what the current stream was given before."""
+    """A stream beside the current one, with marks to order the work of the two."""
 
     def __init__(self, device: torch.device) -> None:
         module: Any = torch.get_device_module(device)
@@ -16,16 +16,16 @@ class SideStream:
         self._stream = self._module.Stream(device)
 
     def mark(self) -> Any:
-        """All that the current stream was given so far, as an event."""
+        """An event after all work that is enqueued on the current stream."""
         return self._module.current_stream().record_event()
 
     @contextmanager
     def behind(self, mark: Any) -> Iterator[None]:
-        """Within it work is enqueued here, to be done after the mark."""
+        """A context in which work is enqueued on this stream, after the mark."""
         self._stream.wait_event(mark)
         with self._module.stream(self._stream):
             yield
 
     def join(self) -> None:
-        """What the current stream is given from now on waits for all that was enqueued here."""
+        """Make the current stream wait for all work enqueued on this one."""
         self._module.current_stream().wait_stream(self._stream)

@@ -93,7 +93,7 @@ def _all_to_all(calls: list[Collective]) -> list[list[Tensor]]:
 
 
 def _describe(call: Collective) -> str:
-    """All that must agree between the workers, in words."""
+    """What must be the same on all workers, in words."""
     tensor = call.tensor
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape: list[Any] = list(tensor.shape)

@@ -1,8 +1,8 @@
-"""Bounded waiting: a worker that is missing ends an exchange in time, and the error says which one it is.
+"""Bounded waiting: if a worker is missing, an exchange ends after a timeout with an error that names its rank.
 
-A healthy exchange costs nothing but a note of when it began. A worker that waits for longer than `PATIENCE_S`, or
-fails, says so in the store that torch.distributed was set up with. So every survivor learns who is missing: the
-ranks that say nothing there, or whose process on this machine has ended or is stopped.
+A healthy exchange only records when it began. A worker that waits longer than `PATIENCE_S`, or fails, writes that
+to the store that torch.distributed was set up with. So every survivor learns who is missing: the ranks that write
+nothing there, or whose process on this machine has ended or is stopped.
 """
 
 import json
@@ -24,7 +24,7 @@ from gradsieve._check import BadType, positive
 T = TypeVar("T")
 
 DEFAULT_S = 300.0  # seconds that an exchange may take
-PATIENCE_S = 2.0  # seconds after which a worker that waits says so, or a quarter of the timeout
+PATIENCE_S = 2.0  # seconds after which a waiting worker reports that, or a quarter of the timeout
 GRACE_S = (
     10.0  # seconds in which survivors of a broken connection say so; those on one machine need not wait for it
 )
@@ -33,9 +33,9 @@ _EVERY_RANK = "every rank must call"
 
 
 class PeerLost(RuntimeError):
-    """A worker did not take part in an exchange. The step was taken back; see `regroup` for going on without it.
+    """A worker did not take part in an exchange. The step was undone; see `regroup` for continuing without it.
 
-    Attributes: `ranks` that were missing, empty where that is not known; the `phase` of the exchange.
+    Attributes: `ranks` that were missing, empty if not known; the `phase` of the exchange.
     """
 
     def __init__(self, words: str, ranks: list[int], phase: str, when: str = "") -> None:
@@ -52,7 +52,7 @@ class WorkersDiverged(RuntimeError):
 
 @contextmanager
 def during(when: str) -> Iterator[None]:
-    """Say in which step a worker was lost."""
+    """Add to a `PeerLost` error in which step it happened."""
     try:
         yield
     except PeerLost as lost:
@@ -60,7 +60,7 @@ def during(when: str) -> Iterator[None]:
 
 
 def seconds(timeout: Any) -> float:
-    """A timeout as users give it: seconds or a timedelta."""
+    """Check a timeout, seconds or a timedelta; returns seconds."""
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
     if timeout is None or isinstance(timeout, str):
@@ -69,19 +69,19 @@ def seconds(timeout: Any) -> float:
 
 
 class Watch(Protocol):
-    """What a world asks while it waits."""
+    """The interface for watching a group while collectives run."""
 
     owns_group: bool  # whether the group was made for it
 
     def collective(self, phase: str) -> Any:
-        """A context in which one collective is answered."""
+        """The context of one collective."""
 
     def together(self, call: str) -> None:
-        """Every worker makes this call now; raises an error if one does not."""
+        """Run a call that every worker must make now; raises an error if one does not."""
 
 
 class Unwatched:
-    """A group that is waited for as long as its backend does."""
+    """Waits as long as the group's backend does."""
 
     owns_group = False
 
@@ -96,8 +96,8 @@ class Unwatched:
 def bounded(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.ProcessGroup | None, Watch]:
     """A group of the same workers whose exchanges end after `timeout` seconds, and the watch over it.
 
-    With gloo it is a group of its own, so that the user's keeps its timeout; every worker must call this. Other
-    backends end a process whose peers are missing themselves, after the timeout of the group.
+    With gloo a new group is made, so that the user's keeps its timeout; every worker must call this. Other backends
+    abort a process whose peers are missing themselves, after the timeout of the group.
     """
     group = group or dist.group.WORLD
     assert group is not None
@@ -119,7 +119,7 @@ def bounded(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Proce
 
 
 class Waiting:
-    """One worker's view of the others, through the store."""
+    """Watches the other workers through the store."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, *, owns_group: bool) -> None:
         self.owns_group = owns_group
@@ -155,7 +155,7 @@ class Waiting:
             raise found[0]
 
     def _meet(self, call: str) -> Exception | None:
-        """Wait until all workers have made this call; returns what is wrong."""
+        """Wait until all workers have made this call; returns what is wrong, if anything."""
         keys = [f"call/{self._calls}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], call)
         deadline, pause = time.monotonic() + self.timeout, _POLL_S / 10
@@ -174,7 +174,7 @@ class Waiting:
         return None
 
     def _elsewhere(self, call: str, missing: list[int]) -> str:
-        """A rank that waits in a later collective than this worker's last cannot be on its way here."""
+        """Whether a rank waits in a later collective than this worker's last, and so cannot join it any more."""
         for rank in missing:
             said = self._read(f"at/{rank}")
             if said.get("count", 0) > self.count:
@@ -182,7 +182,7 @@ class Waiting:
         return ""
 
     def say(self, failed: str = "") -> None:
-        """Where this worker is, for the others."""
+        """Write to the store where this worker is."""
         self.store.set(
             f"at/{self.rank}", json.dumps({"count": self.count, "phase": self.phase, "failed": failed[:500]})
         )
@@ -190,7 +190,7 @@ class Waiting:
     def _explained(self, error: Exception) -> Exception:
         """The ranks that were missing, agreed on by all survivors; the error itself if none was."""
         after = time.monotonic() - self.since
-        # By the end of a timeout all who wait have said so, but for those that came a little later.
+        # At the end of a timeout all waiting workers have reported, except those that arrived a little later.
         grace = 1 + 2 * self.patience if after > 0.9 * self.timeout else GRACE_S
         found = _within(grace + PATIENCE_S, lambda: self._survey(error, grace))
         if not found:
@@ -205,7 +205,7 @@ class Waiting:
         return PeerLost(words, [0] if self.rank else [], phase)
 
     def _survey(self, error: Exception, grace: float) -> tuple[list[int], str]:
-        """The ranks that were missing; and the words of a rank that gave up because it was alone in a call."""
+        """The ranks that were missing; and the message of a rank that gave up because it was alone in a call."""
         deadline = time.monotonic() + grace
         try:
             self.say(failed=str(error) or type(error).__name__)
@@ -221,7 +221,7 @@ class Waiting:
             ranks, alone = json.loads(agreed)
             return ranks, alone
         except (RuntimeError, OSError, ValueError):
-            # The store went with the process that kept it: rank 0's, unless a launcher keeps it.
+            # The store ended with its process: rank 0's, unless a launcher hosts it.
             return ([0] if self.rank else []), ""
 
     def _present(self, rank: int) -> bool:
@@ -233,7 +233,7 @@ class Waiting:
         return found
 
     def _fate(self, rank: int) -> str:
-        """What became of a rank's process, if it is on this machine and not running; otherwise empty."""
+        """State of a rank's process, if it is on this machine and not running; otherwise empty."""
         who = self._read(f"who/{rank}")
         if who.get("host") != _host():
             return ""

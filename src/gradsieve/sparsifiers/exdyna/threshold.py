@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.comm.collectives import Program
-from gradsieve.comm.step import Selection, Span, Step
-from gradsieve.density.base import Quota
+from gradsieve.comm.step import Quota, Selection, Span, Step
 from gradsieve.sparsifiers.base import Look, largest
 from gradsieve.sparsifiers.histograms import Histograms, gather, narrowest, reach, row
 from gradsieve.states import State, shared
