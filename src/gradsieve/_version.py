@@ -1,4 +1,4 @@
-"""The version as it was when the package was built, from the VCS tag: `[tool.hatch.version]` in pyproject.toml."""
+"""The version, taken from the VCS tag when the package was built: `[tool.hatch.version]` in pyproject.toml."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -30,16 +30,16 @@ _COMPARED = ("sparsifier", "options", "n")
 class SieveState:
     """Makes a sieve a `Stateful`: `dcp.save({"sieve": SieveState(sieve)}, checkpoint_id=folder)`.
 
-    To load, say where from: `dcp.load({"sieve": SieveState(sieve, folder)}, checkpoint_id=folder)`. The number of
-    ranks may differ then: from n to m, `sum(residuals')/m == sum(residuals)/n`, and so for weights. With the same
-    number training goes on bit for bit.
+    To load, pass the folder twice: `dcp.load({"sieve": SieveState(sieve, folder)}, checkpoint_id=folder)`. The
+    number of ranks may differ then: from n to m, `sum(residuals')/m == sum(residuals)/n`, and the same for
+    weights. With the same number training continues bit for bit.
 
     Args:
         sieve: what `sparsify` or `share` returned.
         saved: to load, the checkpoint's folder, or a storage reader for it.
-        extra: to save, what this rank wants kept for itself, such as its optimizer's state: dicts of numbers,
-            strings, tensors. After loading, `extra` is what was saved (keys that were numbers are strings); with
-            another number of ranks, that of rank r modulo the old number.
+        extra: to save, what this rank saves in addition, such as its optimizer's state: dicts of numbers, strings,
+            tensors. After loading, `extra` is what was saved (keys that were numbers are strings); with another
+            number of ranks, that of rank r modulo the old number.
         key: the sieve's name in the checkpoint, if it has several.
     """
 
@@ -63,11 +63,11 @@ class SieveState:
             self._part, self._labels = WORKERS, sieve.replica.labels
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of what is written; or, where a checkpoint to load is given, room for what it holds."""
+        """This rank's part of what is written; or, if there is a checkpoint to load, empty tensors of its sizes."""
         return {self._part: self._room() if self._reader is not None else self._own()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what was read."""
+        """Restore the sieve from what was read."""
         found = state_dict[self._part]
         rank, size = self._world.rank, self._world.size
         rows: Mapping[str, Tensor] = found["rows"]

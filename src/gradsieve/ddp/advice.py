@@ -1,4 +1,4 @@
-"""Once in a run: does sparsifying pay on this network, or would plain DDP be faster?"""
+"""A warning, once per run, if plain DDP would be faster on this network."""
 
 import statistics
 import time
@@ -13,12 +13,12 @@ from gradsieve.worlds.base import World
 
 AFTER = 50  # exchanges, of which the later half counts
 SIZES = (1 << 16, 1 << 20)  # bytes of the two sums whose times show latency and bandwidth
-REPEATS = 3  # of which the slowest counts, so that the network is rather taken for too slow
+REPEATS = 3  # of which the slowest counts, so that in doubt the network is taken for slower than it is
 MARGIN = 1.5  # times longer than a full all-reduce that an exchange must take
 
 
 class NoAdvice:
-    """Whoever compares methods on purpose needs none."""
+    """Gives no advice."""
 
     def note(self, report: StepReport) -> None:
         """An exchange is complete."""
@@ -27,9 +27,9 @@ class NoAdvice:
 class Advice(NoAdvice):
     """Compares the time of exchanges with that of a full all-reduce, as measured sums predict it, and warns once.
 
-    The full all-reduce is taken to be waited for, although DDP hides a part of it behind the backward pass: where
-    an exchange takes longer even so, it does not pay. Sums are measured once, on all workers, and larger ones only
-    if smaller ones were faster than an exchange: a slow network is not held up.
+    The full all-reduce is counted in full, although DDP hides a part of it behind the backward pass: if an exchange
+    takes longer even so, it does not pay. Sums are measured once, on all workers, and larger ones only if smaller
+    ones were faster than an exchange, so that a slow network is not blocked.
     """
 
     def __init__(self, world: World, rank: int, n: int, device: torch.device) -> None:

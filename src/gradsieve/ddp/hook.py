@@ -1,8 +1,8 @@
 """The communication hook: DDP calls it bucket by bucket, as gradients become ready.
 
 Each bucket is added to the residual at once, on a side stream, which overlaps with the rest of the backward pass.
-When the last one is in, one exchange for the whole model follows, updates are written into the buckets in place,
-and the futures of all buckets complete.
+After the last bucket, one exchange for the whole model follows, updates are written into the buckets in place, and
+the futures of all buckets complete.
 """
 
 import time
@@ -30,7 +30,7 @@ from gradsieve.worlds.waiting import during
 
 
 class BucketHook:
-    """One backward pass after the other; `report` is the last one's."""
+    """The hook of one model; `report` is that of the last backward pass."""
 
     part = ""  # of a checkpoint's folder: all ranks share it
 
@@ -122,14 +122,14 @@ class BucketHook:
             self._places.append(place)
 
     def _unused(self, pieces: list[Tensor]) -> list[bool]:
-        """Which parameters took no part in the backward pass, if that can be: their gradients are all zero."""
+        """Parameters that may have been unused in the backward pass: their gradients are all zero."""
         if not self.layout.apart or not pieces:
             return [False] * len(pieces)
         used = ops.read(torch.stack([piece.any() for piece in pieces]))[0]
         return [not each for each in used.tolist()]
 
     def _mean_of_sparse(self, buffer: Tensor) -> Tensor:
-        """Gradients of sparse embeddings are few rows already: summed exactly, outside the sieve."""
+        """The exact mean of a sparse embedding's gradient, which has few rows already and is not sparsified."""
         return self.world.run([metered(sparse_sum(buffer), self._beside, self.world.size)])[0] / self.world.size
 
     def _exchange(self) -> None:

@@ -1,4 +1,4 @@
-"""Where gradients lie: the arena, one vector of all parameters, against DDP's buckets, which it may rebuild."""
+"""The layout of gradients: one vector of all parameters (the arena), and DDP's buckets, which DDP may rebuild."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from gradsieve.comm.step import Sent
 
 @dataclass(frozen=True)
 class Place:
-    """Where a part of the gradient lies: elements of the arena, and of which bucket."""
+    """A part of the gradient: its elements in the arena, and its bucket."""
 
     start: int
     stop: int
@@ -40,7 +40,7 @@ class Layout:
         self._known: tuple[list[Place], tuple[Tensor, Tensor, Tensor]] | None = None
 
     def places(self, parameters: Iterable[nn.Parameter], bucket: int) -> list[Place]:
-        """Where the parts of a bucket belong; neighbours in both become one part."""
+        """The parts of a bucket; those adjacent in both become one part."""
         found: list[Place] = []
         offset = 0
         for parameter in parameters:
@@ -53,7 +53,7 @@ class Layout:
         return found
 
     def write_(self, sent: Sent, places: list[Place], buffers: Sequence[Tensor]) -> None:
-        """Put the update where the gradients were."""
+        """Write the update into the buckets."""
         dense = {number: buffer for number, buffer in enumerate(buffers) if not buffer.is_sparse}
         if not sent.finite:
             for buffer in dense.values():
@@ -96,7 +96,7 @@ def checked(model: nn.Module) -> DistributedDataParallel:
 def dense_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     """All parameters whose gradients pass through the sieve, by name, the model's last one first.
 
-    This is about the order in which gradients become ready, and so that of DDP's buckets.
+    This is roughly the order in which gradients become ready, and the order of DDP's buckets.
     """
     sparse = {
         id(module.weight)
@@ -121,13 +121,13 @@ def dense_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 
 def layout_of(model: DistributedDataParallel) -> Layout:
-    """Where the model's gradients lie."""
+    """The layout of a model's gradients."""
     unused = bool(model.find_unused_parameters or model.static_graph)
     return Layout(dense_parameters(model).values(), apart=unused)
 
 
 def labels_of(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """What must be the same on all workers, in the model's order."""
+    """Shapes and types of the parameters, which must be the same on all workers, in the model's order."""
     ordered = enumerate(reversed(list(parameters.items())))
     return {f"parameter {number}": describe(name, parameter) for number, (name, parameter) in ordered}
 

@@ -51,24 +51,24 @@ def sparsify(
     advise: bool = True,
     **options: Any,
 ) -> "Sieve":
-    """Send only part of the model's gradient from now on; returns the sieve that does it.
+    """Send only part of the model's gradient from now on; returns the sieve, a handle.
 
     Args:
         ddp_model: a `DistributedDataParallel` without a communication hook, also if it was compiled; or a model
             that `fully_shard` spreads over the ranks of a node.
         sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
         density: the fraction of the gradient to send per step, in (0, 1]; a function of the step; or a `Budget`.
-        scaler: the `GradScaler`, if one is used: what is kept back must follow its scale.
+        scaler: the `GradScaler`, if one is used: the residual must follow its scale.
         dense_steps: number of initial steps that send the full gradient.
         process_group: the group to exchange over; by default the model's. For a model of `fully_shard`, the ranks
             of all nodes that hold the same shard, or their mesh: `mesh["replicate"]`.
-        check_every: compare all workers' parameters after so many steps; 0 is never.
+        check_every: number of steps between comparisons of all workers' parameters; 0 is never.
         measure: whether reports contain the residual's norm, which costs a pass over it.
         values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out is kept and sent later.
         feedback: what gradients add to the residual, `Plain()`, `Momentum(...)` or `LowPass(...)`; by default what
             the sparsifier's paper has.
-        timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
-        join: this worker joins others that train already and call `sieve.regroup` at the same time.
+        timeout: seconds that an exchange may take before `PeerLost` names the missing rank; 5 minutes by default.
+        join: this worker joins others that already train and call `sieve.regroup` at the same time.
         advise: whether rank 0 may warn, once, after 50 steps, that plain DDP would be faster on this network.
     """
     at_least("check_every", check_every, 0)
@@ -116,7 +116,7 @@ def sparsify(
 
 
 class Sieve:
-    """What `sparsify` returns: reports, state, checkpoints, and knobs. `report` is None before the first step."""
+    """What `sparsify` returns: reports, state, checkpoints, settings. `report` is None before the first step."""
 
     def __init__(self, hook: BucketHook | fsdp.ShardHook) -> None:
         self.hook, self.reducer, self.world = hook, hook.reducer, hook.world
@@ -134,15 +134,16 @@ class Sieve:
     def regroup(
         self, process_group: dist.ProcessGroup | None = None, *, ddp_model: nn.Module | None = None
     ) -> Regrouped:
-        """Go on with another group, of any size and membership, after `PeerLost` or at any other time.
+        """Continue with another group, of any size and membership, after `PeerLost` or at any other time.
 
-        All of its workers call it, newcomers `sparsify(..., join=True)` instead. Survivors keep their residuals,
-        newcomers have none; weights are those of the worker that is ahead. The optimizer's state is the user's.
+        All of its workers call it; newcomers call `sparsify(..., join=True)` instead. Survivors keep their
+        residuals, newcomers start with zeros; weights are those of the worker that is ahead. The optimizer's state
+        is left to the user.
 
         Args:
             process_group: the new group; by default that of `ddp_model`, or else all processes.
             ddp_model: the same model, wrapped again in the new group: DDP itself keeps the group it was made with.
-                The old wrapper must be gone by then, as its hooks would run, too.
+                The old wrapper must have been deleted, or its hooks would run as well.
         """
         hook = self._buckets()
         model = None if ddp_model is None else checked(ddp_model)
@@ -179,7 +180,7 @@ class Sieve:
         return found
 
     def summary(self) -> Totals:
-        """Totals since `sparsify` was called: steps, bytes, density, seconds. Made to be printed."""
+        """Totals since `sparsify` was called: steps, bytes, density, seconds. Printable."""
         return self.hook.totals
 
     def __repr__(self) -> str:
@@ -191,7 +192,7 @@ class Sieve:
         )
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
-        """Another density from the next step on; every rank must call it. A budget keeps what it has spent."""
+        """Change the density from the next step on; every rank must call it. A budget keeps its count."""
         self.world.watch.together("set_density")
         self.reducer.set_density(density, dense_steps)
 
@@ -206,7 +207,7 @@ class Sieve:
         return {"scale": self.hook.scale, **self.reducer.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict()` was taken on this rank, with the same world size."""
+        """Restore what `state_dict()` returned on this rank, with the same world size."""
         self._load(dict(state_dict), resized=False)
 
     def _load(self, state: dict[str, Any], *, resized: bool) -> None:
@@ -222,7 +223,7 @@ class Sieve:
 
         Args:
             folder: one that all ranks see.
-            extra: what rank 0 wants kept with it, such as the model's state: dicts and lists of numbers, strings,
+            extra: what rank 0 saves in addition, such as the model's state: dicts and lists of numbers, strings,
                 tensors.
             shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
                 its own below `folder`, and keeps its own `extra`. The number of ranks must stay the same.
@@ -233,10 +234,9 @@ class Sieve:
         self.world.run([checkpoint.save(place, state, self.reducer.labels, kept, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
-        """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
+        """Read the last checkpoint, of any world size; every rank must call it. Nothing is loaded partially.
 
-        Returns what rank 0 gave as `extra`, on every rank; keys that were numbers come back as strings, tuples as
-        lists.
+        Returns the `extra` of rank 0, on every rank; keys that were numbers come back as strings, tuples as lists.
         """
         self.world.watch.together("load")
         own, place = self.state_dict(), Path(folder) / self.hook.part

@@ -1,4 +1,4 @@
-"""Mistakes that show only when an optimizer steps: a second momentum, and a GradScaler nobody mentioned."""
+"""Warnings at the first optimizer step: momentum applied twice, and a GradScaler that was not passed."""
 
 import sys
 import warnings
@@ -16,11 +16,11 @@ _FRAMES = 12  # between a scaler's `step` and the hooks of the optimizer that it
 
 
 def watch_first_step(parameters: Iterable[Tensor], *, momentum: float, scaled: bool) -> None:
-    """Warn, at the first step of the optimizer that trains `parameters`, of what would go wrong silently.
+    """Warn, at the first step of the optimizer that trains `parameters`, of mistakes that would stay silent.
 
     Args:
-        momentum: what the sieve applies itself: the optimizer should have none beside it.
-        scaled: whether a scaler was handed to the sieve.
+        momentum: that the sieve applies itself: the optimizer should have none.
+        scaled: whether a scaler was passed to `sparsify`.
     """
     while _DONE:  # a hook must not be removed while hooks are called
         _DONE.pop().remove()

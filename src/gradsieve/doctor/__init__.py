@@ -21,7 +21,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong once, not once per worker."""
+    """Prints an error once, not once per worker."""
 
     def error(self, message: str) -> NoReturn:
         if os.environ.get("RANK", "0") == "0":

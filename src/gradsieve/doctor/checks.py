@@ -1,6 +1,6 @@
-"""What must hold on every device: kernels return what the plain ones return, and steps lose nothing.
+"""Checks for every device: kernels return the same as the plain ones, and steps lose nothing.
 
-A check returns a few words on what it looked at, or raises `Failed` with what was found.
+A check returns a short description of what it tested, or raises `Failed` with what it found.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from gradsieve.state.replicas import checksum
 SIZES = (1, 1_000, 4_099, 70_001)  # around the sizes of tiles
 STEPS, SIZE, DENSITY = 6, 50_000, 0.01
 SPARSIFIERS = ("exdyna", "topk", "dense")
-ROOT_TOLERANCE = 1e-6  # of a fourth root in float32: not all libraries round it to the nearest
+ROOT_TOLERANCE = 1e-6  # of a fourth root in float32: not all libraries round to nearest
 
 
 class Failed(AssertionError):
-    """A law does not hold here."""
+    """A check failed."""
 
 
 def _vector(n: int, seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -100,7 +100,7 @@ def _drift(shared: Tensor, pieces: Sequence[Tensor], device: torch.device) -> Te
 
 
 def nothing_is_lost(group: Group) -> str:
-    """What all workers had is what was sent and what they keep; and the update is the same, bit for bit."""
+    """Gradients equal what was sent plus what is kept, and the update is the same on all workers, bit for bit."""
     for name in SPARSIFIERS:
         reducer = SparseReducer(make_sparsifier(name), DENSITY, rank=group.rank, world_size=group.size)
         kept = torch.zeros(SIZE, device=group.device)

@@ -1,4 +1,4 @@
-"""One examination: the same on all workers; the result is a dictionary that JSON can hold."""
+"""Runs all checks and measurements, on all workers; the result is a dictionary for JSON."""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def examine(group: Group, seconds: float) -> dict[str, Any]:
 
 
 def _checked(group: Group, name: str, check: Callable[[Group], str]) -> dict[str, Any]:
-    """Passed if it did on every worker. Whatever goes wrong in a check is a result, not an end."""
+    """Run a check, which passes if it passes on every worker. Any error in it is a result, not a crash."""
     try:
         found = {"ok": True, "detail": check(group)}
     except Exception as error:

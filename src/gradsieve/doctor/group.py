@@ -1,4 +1,4 @@
-"""The workers that are examined together: those of torchrun, or this process alone."""
+"""The workers that take part: those of torchrun, or this process alone."""
 
 import os
 import time
@@ -20,7 +20,7 @@ TIMEOUT = timedelta(seconds=60)  # of a collective: a worker that hangs must not
 
 @dataclass(frozen=True)
 class Group:
-    """This worker's place, and its device."""
+    """This worker's rank, world size and device."""
 
     world: ProcessGroupWorld
     device: torch.device
@@ -41,11 +41,11 @@ class Group:
         return values
 
     def agreed(self, number: int) -> int:
-        """The number of worker 0: whoever repeats a collective must repeat it as often as the others."""
+        """The number of worker 0, so that all workers repeat a collective equally often."""
         return int(self.gather(number)[0])
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

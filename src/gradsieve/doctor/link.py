@@ -1,4 +1,4 @@
-"""The network between workers: how long a small message takes, how many bytes go through per second."""
+"""The network between workers: latency of a small message, and bandwidth."""
 
 import statistics
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import torch.distributed as dist
 from gradsieve.doctor.group import Group
 
 SMALL, LARGE = 8, 1 << 24  # bytes
-FIRST = 1 << 20  # bytes of the trial that decides how large a message the link can bear in the time
+FIRST = 1 << 20  # bytes of a trial that decides how large a message fits into the time
 LEAST, MOST = 3, 50  # repeats
 
 
 def link(group: Group, budget_s: float) -> dict[str, Any]:
-    """All-reduces, and messages from each worker to the next; nothing for a worker alone."""
+    """Measure all-reduces, and messages from each worker to the next; None for a single worker."""
     if group.size == 1:
         return {}
     share = budget_s / 4

@@ -1,4 +1,4 @@
-"""What this worker runs on: versions, device, backend, and which kernels torch's dispatcher chooses there."""
+"""The worker's environment: versions, device, backend, and which kernels torch's dispatcher chooses."""
 
 import os
 import platform

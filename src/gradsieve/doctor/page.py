@@ -1,4 +1,4 @@
-"""An examination on one screen of 80 columns."""
+"""The results as text, on one screen of 80 columns."""
 
 import statistics
 import textwrap

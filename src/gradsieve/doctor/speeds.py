@@ -1,4 +1,4 @@
-"""Kernels against a copy that moves as many bytes, on one device, one worker's view."""
+"""Speed of kernels, compared with a copy of as many bytes on the same device."""
 
 import statistics
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LEAST, MOST = 3, 30  # repeats
 
 @dataclass(frozen=True)
 class Speed:
-    """One kernel: bytes read and written, and the seconds that this took, in the median."""
+    """One kernel: bytes read and written, and the median of its seconds."""
 
     kernel: str
     bytes: int
@@ -29,7 +29,7 @@ class Speed:
 
 
 def speeds(group: Group, budget_s: float) -> list[dict[str, Any]]:
-    """All kernels, each of them in turn with its copy, within the budget."""
+    """Measure all kernels, each alternating with its copy, within a budget of seconds."""
     cases = _cases(group)
     return [_measure(group, name, size, run, budget_s / len(cases)).row() for name, (size, run) in cases.items()]
 

@@ -1,4 +1,4 @@
-"""Which models of `fully_shard` can be sparsified, and how the hook gets to their gradients."""
+"""Checks of models of `fully_shard`, and the hooks that give access to their gradients."""
 
 import functools
 import sys
@@ -22,7 +22,7 @@ MakeReducer = Callable[[ProcessGroupWorld, list[int], Mapping[str, str]], Sparse
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` was applied to it, or to a part of it."""
+    """Whether `fully_shard` was applied to a module or to a part of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever applied it has imported it
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
@@ -98,7 +98,7 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _watch(model: nn.Module, hook: ShardHook) -> None:
-    """Have every module of FSDP say when gradients of its own parameters are ready."""
+    """Call the hook when an FSDP module's gradients are ready."""
     from torch.distributed.fsdp import FSDPModule
 
     managed: set[int] = set()

@@ -1,8 +1,8 @@
 """The end of a backward pass of FSDP: one exchange of all shards that this rank holds, between replicas.
 
-FSDP reduces each module's gradients within the node and adds them to `.grad`. What `.grad` held before is put aside
-first, so that the exchange sees this pass alone, and is added again afterwards: accumulation works as it does with
-plain FSDP. When the pass is over, the local shards of all parameters are one vector for the reducer.
+FSDP reduces each module's gradients within the node and adds them to `.grad`. What `.grad` held before is set
+aside first, so that the exchange sees only this pass, and added again afterwards: accumulation works as with plain
+FSDP. At the end of the pass, the local shards of all parameters are one vector for the reducer.
 """
 
 import time
@@ -27,7 +27,7 @@ from gradsieve.worlds.waiting import during
 
 
 class ShardHook:
-    """One backward pass after the other; `report` is the last one's."""
+    """The hook of one model; `report` is that of the last backward pass."""
 
     part = ""  # of a checkpoint's folder: ranks with other shards have their own
 
@@ -53,7 +53,7 @@ class ShardHook:
         reducer.open(self.totals.n, first.device, limit)
 
     def on_ready(self, parameters: Sequence[nn.Parameter], reduced: Tensor) -> None:
-        """Gradients of these are reduced within the node, and not in `.grad` yet."""
+        """Called when gradients of these parameters are reduced within the node, but not yet in `.grad`."""
         if not self._under_way:
             self._under_way = True
             Variable._execution_engine.queue_callback(self._end_of_backward)
@@ -95,7 +95,7 @@ class ShardHook:
             self.scale = scale
         pieces = [_piece(parameter) for parameter in self.parameters.values()]
         if not self._agreed(all(ops.all_finite(piece) for piece in pieces)):
-            # One shard's NaN is every shard's: or else some of them would step, and others not.
+            # A NaN in one shard counts for all shards: otherwise some would make a step and others not.
             next(piece for piece in pieces if len(piece)).fill_(torch.nan)
         self.reducer.begin()
         start = 0
@@ -117,7 +117,7 @@ class ShardHook:
         self.totals = self.totals.with_step(self.report)
 
     def _agreed(self, finite: bool) -> bool:
-        """Whether this holds on all ranks of the node, whose shards are parts of one model."""
+        """Whether a condition holds on all ranks of the node, whose shards are parts of one model."""
         if self.siblings.size() == 1:
             return finite
         device = self.reducer.residual.device
@@ -126,7 +126,7 @@ class ShardHook:
         return bool(flag)
 
     def _write_(self, sent: Sent, pieces: list[Tensor]) -> None:
-        """The update in place of this pass's gradients, and what earlier passes left added to it."""
+        """Write the update in place of this pass's gradients, and add the gradients of earlier passes."""
         if not sent.finite:
             for piece in pieces:
                 piece.fill_(torch.nan)

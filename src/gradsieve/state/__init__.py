@@ -1,1 +1,1 @@
-"""What outlasts a run, and what must be the same on all workers."""
+"""Checkpoints, and checks that all workers have the same settings and parameters."""

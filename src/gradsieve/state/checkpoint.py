@@ -1,13 +1,13 @@
-"""Checkpoints: one folder for all ranks, without pickle, whole or not there at all.
+"""Checkpoints: one folder for all ranks, without pickle, atomic.
 
-    folder/latest.json                      which checkpoint counts: replaced last, in one go
+    folder/latest.json                      the current checkpoint: replaced last, atomically
     folder/step-12-1a2b3c/manifest.json     settings, parameters, its own checksum and that of every other file
     folder/step-12-1a2b3c/rank-0.*          the part of rank 0: see `parts.py`
-    folder/step-12-1a2b3c/extra.*           what rank 0 wants kept for all, if anything: the model
+    folder/step-12-1a2b3c/extra.*           what rank 0 saves for all ranks, if anything, such as the model
 
-All ranks write and read together, and an error on one is raised on all. The folder is one that all of them see. If
-there is none, `shared=False` gives every rank a checkpoint of its own in folder/rank-N, with its own `extra`; they
-are still one: those that belong together are loaded together.
+All ranks write and read together, and an error on one is raised on all. All ranks must see the folder. If there is
+no such folder, `shared=False` gives every rank its own checkpoint in folder/rank-N, with its own `extra`; parts
+that were saved together are loaded together.
 """
 
 import json
@@ -126,8 +126,8 @@ def _save(
 def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Program[dict[str, Any]]:
     """This rank's state from the last checkpoint, with `extra`; `resized` says if the number of ranks changed.
 
-    From n ranks to m: `sum(residuals')/m == sum(residuals)/n`, and so for every other vector of that length, such
-    as weights.
+    From n ranks to m: `sum(residuals')/m == sum(residuals)/n`, and the same for every other vector of that length,
+    such as weights.
     """
     seen, error = attempt(lambda: _survey(folder, own["rank"]))
     found = [json.loads(text) for text in (yield from _tell(json.dumps([error, seen])))]
@@ -140,7 +140,7 @@ def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Pro
 
 
 def _tell(text: str) -> Program[list[str]]:
-    """What every rank has to say, in rank order; also a barrier."""
+    """Gather a message of every rank, in rank order; also a barrier."""
     own = torch.tensor(list(text.encode()), dtype=torch.uint8)
     replies = yield from all_gather("checkpoint", own)
     return [bytes(reply.tolist()).decode() for reply in replies]
@@ -183,7 +183,7 @@ def _check_visible(partial: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _undo(home: Path, name: str, before: str) -> None:
-    """Some rank could not commit: the checkpoint before counts again."""
+    """Return to the previous checkpoint, as some rank could not commit this one."""
     if (home / name).is_dir():
         if before:
             write_json(home / "latest.json", {"format": FORMAT, "checkpoint": before})
@@ -199,14 +199,14 @@ def _remove_others(home: Path, name: str) -> None:
 
 
 def _forget(home: Path) -> None:
-    """Remove what was saved there before, with another choice of `shared`: it must not be loaded any more."""
+    """Remove an older checkpoint with another choice of `shared`: it must not be loaded any more."""
     if (home / "latest.json").exists():
         (home / "latest.json").unlink(missing_ok=True)
         _remove_others(home, "")
 
 
 def _latest(home: Path) -> str:
-    """The name of the checkpoint that counts."""
+    """The name of the current checkpoint."""
     path = home / "latest.json"
     latest = read_json(path)
     name = latest.get("checkpoint")
@@ -216,7 +216,7 @@ def _latest(home: Path) -> str:
 
 
 def _survey(folder: Path, rank: int) -> dict[str, Any]:
-    """Which checkpoints this rank could read."""
+    """The checkpoints that this rank can read."""
     shared = not (_home(folder, rank, False) / "latest.json").exists()
     home = _home(folder, rank, shared)
     latest = _latest(home)
@@ -261,7 +261,7 @@ def _read(place: Path, own: Mapping[str, Any], labels: Mapping[str, str], shared
 
 
 def _manifest(place: Path) -> dict[str, Any]:
-    """The manifest, if it is one of ours and not corrupted."""
+    """Read and verify the manifest."""
     path = place / "manifest.json"
     manifest = read_json(path)
     if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):

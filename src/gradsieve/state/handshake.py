@@ -1,4 +1,4 @@
-"""Before the first step: do all workers mean the same thing? If not, every one of them says where they differ."""
+"""Before the first step: check that all workers have the same settings; the error lists the differences."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from gradsieve.comm.step import Step
 
 
 def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[None]:
-    """Compare the settings of all workers; raises the same error on each of them where they differ."""
+    """Compare the settings of all workers; raises the same error on all if they differ."""
     text = json.dumps({"rank": rank, "world_size": world_size, **settings}, default=str)
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     replies = yield from all_gather("handshake", own)
@@ -28,7 +28,7 @@ def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[N
 
 
 def same_count(step: Step) -> Program[None]:
-    """Compare how many elements workers mean to send, where a function of the user's decides; raises on all."""
+    """Compare the workers' k, if a function of the user decides it; raises the same error on all if they differ."""
     own = torch.tensor([step.k], dtype=torch.int64)
     counts = torch.cat((yield from all_gather("density", own, [1] * step.world_size))).tolist()
     for rank, k in enumerate(counts):

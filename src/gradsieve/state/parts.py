@@ -1,9 +1,9 @@
 """One part of a checkpoint: a value made of dicts, lists, numbers, strings and tensors, in two files.
 
-    name.json           everything but the tensors; in place of each of them its name
+    name.json           everything except the tensors, which are replaced by their names
     name.safetensors    the tensors, named by their place in the value
 
-Files come from anywhere: nothing is executed, sizes and checksums are verified before anything is read, and no path
+Files are not trusted: nothing is executed, sizes and checksums are verified before anything is read, and no path
 leaves its folder.
 """
 
@@ -27,7 +27,7 @@ Facts = dict[str, list[int]]  # size and CRC-32 of every file, by name
 T = TypeVar("T")
 
 _CHUNK = 1 << 22
-_LARGEST_JSON = 1 << 28  # bytes: more is no file of ours
+_LARGEST_JSON = 1 << 28  # bytes: no checkpoint has a larger file
 _TENSOR, _DICT = "tensor", "dict"  # keys that stand for a tensor, and for a dict that would look like one of them
 _PLAIN = (str, bool, int, float, type(None))
 
@@ -37,7 +37,7 @@ class CheckpointError(BadInput):
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, str]:
-    """The result of `work`, or what went wrong, whatever it was: the other ranks must hear of it."""
+    """The result of `work`, or its error, whatever it is, to report it to the other ranks."""
     try:
         return work(), ""
     except (BadInput, OSError) as problem:
@@ -86,7 +86,7 @@ def tensor_name(path: str, key: Any) -> str:
 
 
 def verified(folder: Path, name: str, files: Facts) -> Path:
-    """The file, if it is there and as it was written."""
+    """The path of a file, if it exists and its size and checksum are right."""
     path = folder / name
     inside = path.resolve().parent == folder.resolve()
     if name not in files or not path.is_file() or not inside:
@@ -138,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file in one go."""
+    """Replace a file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
     sync(partial)
@@ -147,12 +147,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def checksum(value: Mapping[str, Any]) -> int:
-    """CRC-32 of a JSON object, however it is laid out."""
+    """CRC-32 of a JSON object, independent of its formatting."""
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def sync(path: Path) -> None:
-    """Make sure that what was written survives a power cut."""
+    """Flush to the disk, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -161,7 +161,7 @@ def sync(path: Path) -> None:
 
 
 def encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON can hold it; its tensors are put aside, by name."""
+    """`value` in the types of JSON; its tensors are moved to a dict, by name."""
     return _encoded(value, "", tensors, set())
 
 

@@ -1,4 +1,4 @@
-"""Do all workers still hold the same parameters? Checksums tell, at 8 bytes per parameter tensor."""
+"""Check by checksums that all workers hold the same parameters: 8 bytes per parameter tensor."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # as int64; products wrap around, which l
 
 
 class ReplicasDiffer(RuntimeError):
-    """Workers hold different parameters: training goes on with several models instead of one."""
+    """Workers hold different parameters: each trains another model."""
 
 
 def checksum(x: Tensor) -> int:
-    """A number that any changed bit, and any two exchanged elements, change."""
+    """A number that changes with any bit, and if two elements are exchanged."""
     bits = x.detach().reshape(-1).view(_INTEGERS[x.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=x.device)
     for start in range(0, len(bits), _CHUNK):
@@ -28,7 +28,7 @@ def checksum(x: Tensor) -> int:
 
 
 def check_replicas(parameters: Mapping[str, Tensor], step: int) -> Program[None]:
-    """Compare all parameters over all workers; raises the same error on each of them where they differ."""
+    """Compare all parameters over all workers; raises the same error on all if they differ."""
     own = torch.tensor([checksum(parameter) for parameter in parameters.values()], dtype=torch.int64)
     rows = yield from all_gather("replicas", own)
     for rank, row in enumerate(rows):
