@@ -1,9 +1,9 @@
-"""AdamW for replicas, whose second moment counts noise as if it were averaged over the workers.
+"""AdamW for replicas, with the noise in its second moment divided by the number of workers.
 
-Adam divides by the root of the second moment, `signal**2 + noise`. In data-parallel training gradients are averaged
-first, so the noise is that of all workers' batches together: smaller by their number. A replica sees only its own
-batch, and its steps are too small wherever noise rules. How much is signal is estimated from a slower mean of its
-own gradients; nothing more is sent.
+Adam divides by the root of the second moment, `signal**2 + noise`. In data-parallel training gradients are
+averaged first, which divides the noise by the number of workers. A replica sees only its own batch, so its steps
+are too small wherever noise dominates. The signal is estimated from a slower mean of the replica's own gradients;
+nothing more is sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from gradsieve._check import BadInput, at_least, below_one, number, positive
 
-_AT_ONCE = 1 << 20  # elements that are updated together, at most, unless one parameter has more
+_AT_ONCE = 1 << 20  # elements that are updated together at most, unless one parameter has more
 _MEANS = ("exp_avg", "exp_avg_sq", "slow_avg")
 
 
@@ -28,7 +28,8 @@ class ReplicaAdamW(Optimizer):
 
     Args:
         workers: number of replicas whose weights are averaged; by default the processes of this job.
-        slow: memory of the mean that tells signal from noise, in [0, 1). It needs one more copy of the parameters.
+        slow: decay of the mean that separates signal from noise, in [0, 1). It needs one more copy of the
+            parameters.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ReplicaAdamW(Optimizer):
         return loss
 
     def _update_(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """One step of a few parameters, all of them in each operation."""
+        """One step for a group of parameters, with one call per operation."""
         states = [self._state(parameter) for parameter in parameters]
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         means, squares, slows = ([state[name] for state in states] for name in _MEANS)
@@ -96,7 +97,7 @@ class ReplicaAdamW(Optimizer):
 
 
 def averaged_noise_(squares: list[Tensor], slowly: list[Tensor], workers: int, slow: float) -> None:
-    """Turn one worker's second moments into those of the mean gradient of so many; changes `slowly`, too."""
+    """Turn one worker's second moments into those of the mean over all workers; `slowly` is changed as well."""
     signals = slowly
     torch._foreach_mul_(signals, signals)
     torch._foreach_add_(signals, squares, alpha=-(1 - slow) / (1 + slow))
@@ -106,7 +107,7 @@ def averaged_noise_(squares: list[Tensor], slowly: list[Tensor], workers: int, s
 
 
 def _together(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Small parameters in groups, so that each operation is called once; large ones alone, to need little room."""
+    """Group small parameters, so that each operation is called once; large ones stay alone, to save memory."""
     few: list[Tensor] = []
     size = 0
     for parameter in parameters:

@@ -41,7 +41,7 @@ def share(
     join: bool = False,
     **options: Any,
 ) -> ShareSieve:
-    """Average the weights that drifted apart, after every optimizer step; returns the sieve that does it.
+    """Average the weights that drifted farthest apart, after every optimizer step; returns the sieve, a handle.
 
     All workers start from rank 0's weights. The parameters shared are those of the optimizer that are not frozen.
 
@@ -50,21 +50,22 @@ def share(
         optimizer: any optimizer, or a list of them; the last one's steps are counted.
         sparsifier: a name of `SPARSIFIERS` (with its options as further arguments), or a `Sparsifier`.
         density: the fraction of the weights to average in a round, in (0, 1], or a function of the step; or "auto",
-            or `Auto(at_least, at_most)`: as much as travels in 80 % of the time of the next forward and backward
-            pass (delay=1), or in 20 % more time (delay=0).
-        every: completed optimizer steps from one round to the next.
-        delay: 0, or 1 to exchange beside the next forward and backward pass and apply after the next step.
+            or `Auto(at_least, at_most)`: as much as can be sent in 80 % of the time of the next forward and
+            backward pass (delay=1), or in 20 % of it, in addition (delay=0).
+        every: number of completed optimizer steps between rounds.
+        delay: 0, or 1 to exchange during the next forward and backward pass and apply after the next step.
         dense_steps: number of initial steps in which gradients are averaged, as plain DDP does.
         values: "fp32", "bf16" or "fp8", how values travel; what rounding leaves out stays in the drift.
         process_group: the group to exchange over; by default all processes.
-        check_every: rounds between comparisons of all workers' agreed weights; 0 is never.
+        check_every: number of rounds between comparisons of all workers' agreed weights; 0 is never.
         scaler: the `GradScaler`, if one is used: a rank whose step it skips must still take part.
-        judge: how entries are chosen by exdyna and micro: by their "drift", or by "curvature", the drift times the
-            fourth root of the second moment that Adam and its like keep; "auto" is curvature where all have one.
+        judge: how exdyna and micro choose entries: by their "drift", or by "curvature", the drift times the fourth
+            root of the second moment that Adam-like optimizers keep; "auto" is curvature if all optimizers have
+            one.
         on_nonfinite: "raise" an error on all ranks if weights of one are not finite, or "restore" that rank.
         measure: whether reports contain the drift's norm, which costs a pass over the weights.
-        timeout: seconds that an exchange may take before `PeerLost` names the rank that was missing; 5 minutes.
-        join: this worker joins others that train already and call `sieve.regroup` at the same time.
+        timeout: seconds that an exchange may take before `PeerLost` names the missing rank; 5 minutes by default.
+        join: this worker joins others that already train and call `sieve.regroup` at the same time.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     if (

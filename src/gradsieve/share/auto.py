@@ -1,8 +1,10 @@
-"""`density="auto"`: send as much as travels while the next forward and backward pass are computed.
+"""`density="auto"`: send as much as the network can during the next forward and backward pass.
 
-What an exchange takes is a latency and a time for each byte, so it grows with the density along a line. The line is
-measured while training: workers exchange, once in a while, how long computing and exchanging took, and all
-derive the same density from the same numbers.
+An exchange takes a latency plus a time per byte, so its time is a line over the density. The line is measured
+during
+training: now and then workers exchange how long computing and exchanging took, and all compute the same density
+    from
+the same numbers.
 """
 
 import math
@@ -18,9 +20,9 @@ from gradsieve.comm.collectives import Program, all_gather
 
 AT_LEAST, AT_MOST = 1e-3, 1.0
 WINDOW = 8  # rounds that are measured before the density may change
-HIDDEN, SHOWN = 0.8, 0.2  # of the computing time: what an exchange may take beside it, and where it is waited for
-LARGEST_CHANGE = 4.0  # by which the density is multiplied or divided at once
-WORTH_IT = 1.1  # a smaller change than this is left for later
+HIDDEN, SHOWN = 0.8, 0.2  # time of an exchange as a fraction of the computing time, with delay=1 and delay=0
+LARGEST_CHANGE = 4.0  # factor by which the density changes at most at a time
+WORTH_IT = 1.1  # smallest factor by which the density is changed
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Line:
     slope: float
 
     def density(self, seconds: float) -> float:
-        """What can be exchanged in this time."""
+        """The density that can be exchanged in this time."""
         left = seconds - self.latency
         return left / self.slope if self.slope > 0 else math.copysign(math.inf, left)
 
@@ -65,22 +67,22 @@ class AutoDensity:
         return self.density
 
     def note(self, computing: float, exchanging: float) -> None:
-        """Seconds of this worker's last step without the exchange, and of its last exchange."""
+        """Record the seconds of this worker's last step without the exchange, and of its last exchange."""
         self._computing.append(computing)
         self._exchanging.append(exchanging)
 
     def agree(self, world_size: int) -> Program[None]:
-        """Before a round: choose the density again if enough was measured since the last time."""
+        """Before a round: choose a new density if enough was measured since the last change."""
         if len(self._exchanging) < WINDOW:  # the same on all workers: all made the same rounds
             return
         own = torch.tensor([median(self._computing), median(self._exchanging)], dtype=torch.float64)
         self._computing, self._exchanging = [], []
         rows = torch.cat((yield from all_gather("auto", own[None], [1] * world_size)))
-        # Whoever comes last to an exchange waits for nobody: its time is that of the network.
+        # The last worker to join an exchange waits for nobody: its time is that of the network.
         self.learn(sum(rows[:, 0].tolist()) / world_size, min(rows[:, 1].tolist()))
 
     def learn(self, computing: float, exchanging: float) -> None:
-        """Choose the density, knowing what a step takes and what an exchange at the present density takes."""
+        """Choose the density from the seconds of a step, and of an exchange at the current density."""
         self.points = [point for point in self.points if not _alike(point[0], self.density)][-1:]
         self.points.append((self.density, exchanging))
         line, room = line_through(self.points), self.allowed * computing

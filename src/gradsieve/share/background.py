@@ -1,4 +1,4 @@
-"""Work beside the training loop: one thread and one stream, one task at a time."""
+"""A background thread with a stream of its own, which runs one task at a time."""
 
 import atexit
 import queue
@@ -13,15 +13,15 @@ from gradsieve.worlds.streams import SideStream
 
 T = TypeVar("T")
 
-_PATIENCE = 5.0  # seconds that the end of a process waits for a task whose peers may be gone
+_PATIENCE = 5.0  # seconds for which the end of a process waits for a task whose peers may be gone
 
 
 class Task(Generic[T]):
-    """A task under way. `result` waits for it, and raises what it raised."""
+    """A running task. `result` waits for it, and raises its error."""
 
     def __init__(self, work: Callable[[], T], stream: SideStream) -> None:
         self._work, self._stream = work, stream
-        self._before = stream.mark()  # what the task may use: it was computed by now, or will be
+        self._before = stream.mark()  # the task may use what is enqueued up to here
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -35,7 +35,7 @@ class Task(Generic[T]):
             self._done.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it is done, after waiting for so long at most."""
+        """Wait for at most this many seconds; returns whether the task is done."""
         return self._done.wait(seconds)
 
     def result(self) -> T:
@@ -47,7 +47,7 @@ class Task(Generic[T]):
 
 
 class Background(Generic[T]):
-    """A thread that runs tasks in order. It ends with its owner, and never keeps a process alive for long."""
+    """A thread that runs tasks in order. It ends with its owner, and does not keep a process alive for long."""
 
     def __init__(self, name: str, stream: SideStream | None = None) -> None:
         self._stream = stream or SideStream(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""One start for all replicas: the weights of worker 0."""
+"""The same initial weights for all replicas: those of worker 0."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""When rounds happen: after which step they are made, and after which step they are applied."""
+"""The schedule of rounds: after which step they run, and after which step they are applied."""
 
 import math
 import time
@@ -17,11 +17,11 @@ Outcome = Agreed | NotFinite
 
 
 class Driver:
-    """The rounds of the replicas that live in this process: one real worker's, or all virtual ones'.
+    """Runs the rounds of the replicas in this process: one real worker's, or all virtual ones'.
 
-    With `delay=0` a round is made and applied after the same step. With `delay=1` it is applied after the next one;
-    where there is a `background`, it is made there, beside the next forward and backward pass. The result is the
-    same with and without.
+    With `delay=0` a round runs and is applied after the same step. With `delay=1` it is applied after the next one;
+    if there is a `background`, it runs there, during the next forward and backward pass. The result is the same
+    with and without.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Driver:
         self._running: Task[list[Outcome]] | None = None
         self._ready: list[Outcome] | None = None
         self._waited = 0.0  # for the round that is applied next
-        self._computed: float | None = None  # seconds from one round to the next step
-        self._left = math.nan  # when this process went back to computing
+        self._computed: float | None = None  # seconds from a round to the next step
+        self._left = math.nan  # when this process returned to computing
 
     def wait(self) -> None:
-        """The round that is being made is complete: from now on weights may change. Its errors are raised here."""
+        """Wait for the running round: afterwards weights may change. Its errors are raised here."""
         if not math.isnan(self._left):
             self._computed, self._left = time.perf_counter() - self._left, math.nan
         if self._running is None:
@@ -50,7 +50,7 @@ class Driver:
         self._waited = time.perf_counter() - started
 
     def after_step(self) -> bool:
-        """Every replica has completed a step; returns whether a round was applied."""
+        """Called after every replica completed a step; returns whether a round was applied."""
         applied = self.flush()
         for replica in self.replicas:
             replica.steps += 1
@@ -65,7 +65,7 @@ class Driver:
         return applied
 
     def flush(self) -> bool:
-        """Apply what was made and not applied; returns whether there was such a round."""
+        """Apply a round that is complete but not applied; returns whether there was one."""
         ready, self.pending = self.pending, None
         if ready is not None:
             self._apply(ready, late=True)
@@ -73,7 +73,7 @@ class Driver:
 
     @property
     def pending(self) -> list[Outcome] | None:
-        """What will be applied after the next step, in the order of the replicas."""
+        """The outcomes that will be applied after the next step, in the order of the replicas."""
         self.wait()
         return self._ready
 

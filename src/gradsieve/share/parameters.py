@@ -1,4 +1,4 @@
-"""What an optimizer tells of the parameters that it trains."""
+"""What is read from an optimizer: its parameters, their second moments, and warnings about it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ LOCAL_MOMENTS = (
 
 
 def advice(optimizers: Sequence[Optimizer], workers: int) -> str:
-    """What a user should know of an optimizer on replicas, or nothing."""
+    """A warning about using an optimizer on replicas, or an empty string."""
     known = [type(each).__name__ for each in optimizers if isinstance(each, (torch.optim.Adam, torch.optim.AdamW))]
     return LOCAL_MOMENTS.format(known[0], workers**0.5, workers) if known and workers > 1 else ""
 
@@ -38,7 +38,7 @@ def advice(optimizers: Sequence[Optimizer], workers: int) -> str:
 def second_moments(
     optimizers: Sequence[Optimizer], judge: str, sparsifier: Sparsifier[Any]
 ) -> Callable[[Tensor], Tensor | None] | None:
-    """Finds the second moment of a parameter, where entries are to be judged by it."""
+    """A function that returns the second moment of a parameter, if `judge` needs it."""
     one_of("judge", judge, ("auto", *JUDGES))
     able = all(isinstance(each, WITH_SECOND_MOMENTS) for each in optimizers) and isinstance(sparsifier, Exclusive)
     if judge == "curvature" and not able:
@@ -77,7 +77,7 @@ def shared_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict
 
 
 def parameter_counts(optimizers: Sequence[Optimizer]) -> list[int]:
-    """How many trainable parameters each of their groups has."""
+    """Number of trainable parameters in each of the optimizers' groups."""
     return [
         sum(parameter.requires_grad for parameter in group["params"])
         for optimizer in optimizers

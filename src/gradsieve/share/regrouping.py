@@ -1,4 +1,4 @@
-"""Another group of replicas: survivors keep their weights, newcomers start from the agreed ones."""
+"""Change of the group of replicas: survivors keep their weights, newcomers start from the agreed ones."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from gradsieve.sparsifiers.base import vector_norm
 def regroup_replica(
     replica: Replica, rank: int, world_size: int, buffers: Sequence[Tensor], *, joins: bool
 ) -> Program[Regrouped]:
-    """Make a replica one of the new group. `buffers` become those of the worker that is ahead."""
+    """Move a replica to the new group. `buffers` become those of the worker that is ahead."""
     weights = replica.weights
     drift = vector_norm(weights.drift(weights.all, weights.read(weights.all)))
     counters = {"steps": replica.steps, "rounds": replica.rounds, "state": replica.state.shared_values()}
@@ -24,7 +24,7 @@ def regroup_replica(
     if joins:
         weights.write_(weights.all, weights.shared)
     elif rank in found.behind:
-        # The round that the others completed took this worker's drift into account: it must not do so again.
+        # The round that the others completed contains this worker's drift, which must not count twice.
         moved = (weights.shared != before).nonzero().flatten()
         weights.write_(moved, weights.shared[moved])
     replica.move(rank, world_size, group[head].shared)

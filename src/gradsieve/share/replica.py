@@ -1,4 +1,4 @@
-"""One worker's replica: its weights, what was agreed on, and its part in every round."""
+"""One worker's replica: its weights, the agreed weights, and its part in every round."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -39,17 +39,17 @@ class NonFiniteWeights(RuntimeError):
 
 @dataclass(frozen=True)
 class ShareReport(StepReport):
-    """One round. `step` is how many optimizer steps were complete when it was made."""
+    """One round. `step` is the number of completed optimizer steps when it ran."""
 
     round: int = 0
-    restored: list[int] = field(default_factory=list)  # ranks whose weights were not finite and were put back
+    restored: list[int] = field(default_factory=list)  # ranks whose weights were not finite and were restored
     # How far this worker's weights were from the mean at the exchanged positions, relative to that mean.
     spread: float | None = None
-    why: str = ""  # the density was chosen as it was, with density="auto"
+    why: str = ""  # reason for the density, with density="auto"
 
     @property
     def drift_norm(self) -> float | None:
-        """Of this worker's drift after the round; None unless it is measured, which costs a pass."""
+        """Norm of this worker's drift after the round; None unless it is measured, which costs a pass."""
         return self.residual_norm
 
     def _numbers(self) -> dict[str, float | None]:
@@ -58,15 +58,15 @@ class ShareReport(StepReport):
 
 
 class Replica:
-    """The weights of one worker, of which the part that drifted farthest is averaged in every round.
+    """The weights of one worker; every round averages the entries that drifted farthest.
 
     Args:
         parameters: the tensors to share, by name; they stay where they are.
         sparsifier: decides which positions are averaged.
-        schedule: the density after so many completed steps.
+        schedule: the density, as a function of the number of completed steps.
         rank: which worker this is.
         world_size: how many there are.
-        every: completed optimizer steps from one round to the next.
+        every: number of completed optimizer steps between rounds.
         dense_steps: number of initial steps without a round: gradients are averaged there.
         values: how values travel: "fp32", "bf16" or "fp8".
         measure: whether reports contain the drift's norm, which costs one pass over the weights.
@@ -116,12 +116,12 @@ class Replica:
 
     @property
     def dense(self) -> bool:
-        """Whether the step that comes next is one in which gradients are averaged."""
+        """Whether gradients are averaged in the next step."""
         return self.steps < self.dense_steps
 
     @property
     def due(self) -> bool:
-        """Whether a round belongs after the step that was just completed."""
+        """Whether a round is due after the step that was just completed."""
         return self.steps > self.dense_steps and self.steps % self.every == 0
 
     def round(self) -> Program[Agreed | NotFinite]:
@@ -236,7 +236,7 @@ class Replica:
         }
 
     def move(self, rank: int, world_size: int, known: Mapping[str, Any]) -> None:
-        """Go on as a replica of another group, with what is `known` there: see `regrouping.py`."""
+        """Continue as a replica of another group, with the state `known` there: see `regrouping.py`."""
         self.rank, self.world_size, self._agreed = rank, world_size, False
         self.steps, self.rounds = known["steps"], known["rounds"]
         self.state = self._fresh().restored(self.state.with_shared(known["state"]).to_dict(), resized=True)
@@ -277,7 +277,7 @@ class Replica:
         self.steps, self.rounds, self._agreed = steps, rounds, False
 
     def made_state(self, found: Agreed | NotFinite | None) -> dict[str, Any]:
-        """A round that was made but not applied, with its report, for a checkpoint."""
+        """A round that ran but was not applied, with its report, for a checkpoint."""
         if not isinstance(found, Agreed) or self._made is None:
             return {}
         where = found.where
@@ -286,7 +286,7 @@ class Replica:
         return {"where": positions, **parts, "report": asdict(self._made)}
 
     def load_made_state(self, state: Mapping[str, Any]) -> Agreed | None:
-        """The round that `made_state` made a state of."""
+        """Restore the round that `made_state` returned."""
         if not state:
             return None
         self._made = ShareReport(**state["report"])
@@ -296,5 +296,5 @@ class Replica:
         return Agreed(self.weights.all if whole else state["where"].to(device), *here)
 
     def agreed(self) -> AbstractContextManager[None]:
-        """Within it the parameters hold the agreed weights. One worker agrees with itself."""
+        """A context in which the parameters hold the agreed weights; with one worker, its own."""
         return nullcontext() if self.world_size == 1 else self.weights.agreed()

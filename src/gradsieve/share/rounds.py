@@ -1,6 +1,6 @@
 """One round as a program: the workers agree on the entries that drifted farthest, and on their mean.
 
-Nothing is changed here: a round returns what to write, which may be written at once or after the next step.
+A round changes nothing: it returns what to write, which may be written at once or after the next step.
 """
 
 import math
@@ -31,12 +31,12 @@ class Agreed:
 
     where: Where
     mean: Tensor  # what `shared` becomes there
-    target: Tensor  # what this worker's weights become: the mean, but for what rounding on the wire left out
-    own: Tensor  # what they were when the round was made
+    target: Tensor  # what this worker's weights become: the mean, except for rounding errors of the wire type
+    own: Tensor  # what they were when the round ran
     counts: list[int]  # how many positions each worker picked
     selection: Selection | None = None  # None: everything, or a round that was loaded
     spread: float | None = None  # how far `own` is from `mean`, relative to it
-    beside: Tensor | None = None  # what the sparsifier wanted to know of `where`, on the host
+    beside: Tensor | None = None  # numbers about `where` that the sparsifier asked for, on the host
 
     @property
     def union(self) -> int:
@@ -57,9 +57,9 @@ def exchange(
     step: Step,
     second: Callable[[Tensor], Tensor | None] | None = None,
 ) -> Program[Agreed | NotFinite]:
-    """A round with any sparsifier; one whose workers have parts of their own never reads the others' parts.
+    """A round with any sparsifier; if workers have exclusive parts, each reads only its own.
 
-    `second` is for `Drift`, and only those look at it.
+    `second` is for `Drift`, and used by exclusive sparsifiers only.
     """
     if step.k >= step.n or isinstance(sparsifier, Dense):
         return _everything(weights, step)
@@ -90,7 +90,7 @@ def _exclusive(
 
 
 def _whole(weights: Weights, sparsifier: Sparsifier[Any], state: State, step: Step) -> Program[Agreed | NotFinite]:
-    """For sparsifiers that look at the whole vector: this needs room for it."""
+    """For sparsifiers that search the whole vector, which takes memory for it."""
     drift = weights.drift(weights.all, weights.read(weights.all))
     step = replace(step, healthy=ops.all_finite(drift))
     drift.nan_to_num_(0.0, 0.0, 0.0)
@@ -122,14 +122,14 @@ def _everything(weights: Weights, step: Step) -> Program[Agreed | NotFinite]:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A mean that counts if it is finite; nothing of this was read."""
+    """A mean, not yet checked, on the device."""
 
     agreed: Agreed
     finite: Tensor
 
 
 def _average(weights: Weights, where: Where, counts: list[int], healthy: Tensor, step: Step) -> Program[_Outcome]:
-    """Agree on the mean there; `healthy` is whether all is finite that this worker has looked at before."""
+    """Agree on the mean there; `healthy` is whether all values that this worker has searched are finite."""
     own = weights.read(where)
     total, rest = yield from _sum(weights.drift(where, own), healthy, step)
     agreed = _agree(weights, where, own, total[:-1] / step.world_size, rest, counts, step)
@@ -148,7 +148,7 @@ def _sum(drift: Tensor, healthy: Tensor, step: Step) -> Program[tuple[Tensor, Te
 def _checked(
     found: list[_Outcome], weights: Weights, span: slice, step: Step, *beside: Tensor
 ) -> Program[dict[str, Any] | NotFinite]:
-    """Read once whether means are finite, and all else that the host must know of a round."""
+    """Read in one copy whether means are finite, and all other numbers of a round that the host needs."""
     norms = torch.stack([_norms(each.agreed) for each in found]).sum(0)
     finite, norms, *further = ops.read(torch.stack([each.finite for each in found]).all(), norms, *beside)
     if finite:
@@ -165,7 +165,7 @@ def _agree(
     counts: list[int],
     step: Step,
 ) -> Agreed:
-    """What follows from the mean over workers of their drift."""
+    """The outcome for a mean drift over workers."""
     if step.world_size == 1:  # it agrees with itself, to the last bit
         return Agreed(where, own, own, own, counts)
     mean = weights.shared[where] - drift
@@ -174,7 +174,7 @@ def _agree(
 
 
 def _norms(agreed: Agreed) -> Tensor:
-    """Squared norms: of the mean, and of how far this worker was from it."""
+    """Squared norms: of the mean, and of this worker's distance from it."""
     both = (agreed.mean, agreed.own - agreed.mean)
     return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in both]).square()
 
@@ -185,7 +185,7 @@ def _spread(norms: Tensor) -> float:
 
 
 def _say_where(places: list[Where], weights: Weights, step: Step) -> Program[NotFinite]:
-    """The first position of each worker, among places that it has looked at, whose drift is not finite."""
+    """Gather each worker's first position whose drift is not finite, among those that it searched."""
     found = [_first_bad(weights.drift(where, weights.read(where)), where) for where in places]
     bad = next((position for position in found if position >= 0), -1)
     rows = yield from all_gather("not finite", ops.send([bad], weights.shared), [1] * step.world_size)

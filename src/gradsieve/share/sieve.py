@@ -1,7 +1,7 @@
-"""What stands between a model and its optimizer: rounds after steps, the agreed weights, checkpoints.
+"""The handle of `share`: rounds after optimizer steps, the agreed weights, checkpoints.
 
 Every worker trains its own replica. After an optimizer step, the workers average the weights that drifted farthest
-from the value they last agreed on. Gradients do not travel.
+from the value they last agreed on. Gradients are not exchanged.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class ShareSieve:
         return self.replica.report
 
     def summary(self) -> Totals:
-        """Totals since `share` was called: steps, bytes, density, seconds. Made to be printed."""
+        """Totals since `share` was called: steps, bytes, density, seconds. Printable."""
         return self._totals
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class ShareSieve:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Within it the model holds the agreed weights, which are the same on all ranks, for evaluating or saving.
+        """A context in which the model holds the agreed weights, the same on all ranks, for evaluating or saving.
 
         Nothing is sent, so one rank alone may enter it. Afterwards this rank's own weights are back.
         """
@@ -109,7 +109,7 @@ class ShareSieve:
             self._inside = False
 
     def finish(self) -> None:
-        """Average all weights and floating-point buffers; every rank must call it. All replicas are then equal."""
+        """Average all weights and floating-point buffers, so that replicas are equal; every rank must call it."""
         self.world.watch.together("finish")
         self.driver.flush()
         self.world.run([self.replica.average()])
@@ -117,7 +117,7 @@ class ShareSieve:
         self._totals = self._totals.with_full_exchange()
 
     def close(self) -> None:
-        """Leave model and optimizer alone from now on; what was exchanged but not applied is applied."""
+        """Remove all hooks; a round that was exchanged but not applied is applied."""
         self.driver.flush()
         for hook in self._hooks:
             hook.remove()
@@ -125,10 +125,10 @@ class ShareSieve:
             self._background.close()
 
     def regroup(self, process_group: dist.ProcessGroup | None = None) -> Regrouped:
-        """Go on with another group, of any size and membership, after `PeerLost` or at any other time.
+        """Continue with another group, of any size and membership, after `PeerLost` or at any other time.
 
-        All of its workers call it, newcomers `share(..., join=True)` instead. Survivors keep their weights, and
-        newcomers start from the agreed ones. What drifted before a round that failed is averaged in a later one.
+        All of its workers call it; newcomers call `share(..., join=True)` instead. Survivors keep their weights,
+        and newcomers start from the agreed ones. Drift from before a failed round is averaged in a later one.
         """
         with contextlib.suppress(PeerLost, RuntimeError):  # of the round that failed beside the last step
             self.driver.flush()
@@ -160,7 +160,7 @@ class ShareSieve:
         return {**self.replica.state_dict(), "pending": self.replica.made_state(pending[0] if pending else None)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict()` was taken on this rank, with the same world size."""
+        """Restore what `state_dict()` returned on this rank, with the same world size."""
         self._load(dict(state_dict), resized=False)
 
     def _load(self, state: dict[str, Any], *, resized: bool) -> None:
@@ -186,9 +186,9 @@ class ShareSieve:
         self.world.run([checkpoint.save(Path(folder), state, self.replica.labels, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
-        """Read the last checkpoint, of any world size; every rank must call it. Nothing is half-loaded.
+        """Read the last checkpoint, of any world size; every rank must call it. Nothing is loaded partially.
 
-        Returns what this rank gave as `extra`; keys that were numbers come back as strings. With another world size
+        Returns this rank's `extra`; keys that were numbers come back as strings. With another world size
         all replicas start from the mean of the old ones, and rank r gets the `extra` of rank r modulo their number.
         """
         self.world.watch.together("load")

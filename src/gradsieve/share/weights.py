@@ -1,4 +1,4 @@
-"""One replica's weights as one vector that is never made: parameters stay where they are, beside `shared`."""
+"""One replica's weights, addressed as one vector: parameters stay where they are, only `shared` is a vector."""
 
 import bisect
 import math
@@ -19,9 +19,9 @@ Where: TypeAlias = Tensor | slice  # rising positions, or a part of the vector
 class Weights:
     """The parameters of a replica, and `shared`, the last agreed value of each of their elements.
 
-    `shared` is float32 whatever the parameters are (float64 beside float64). Drift is taken at the precision of the
-    weights, `shared` rounded to their type minus the weights: a mean that lies between two bfloat16 numbers stays
-    in `shared`, so small steps that replicas agree on add up there until they show.
+    `shared` is float32 for all types of parameters (float64 if one is float64). Drift is computed at the precision
+    of the weights, `shared` rounded to their type minus the weights: a mean between two bfloat16 numbers stays in
+    `shared`, so small steps on which replicas agree add up there until they reach the next number.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -48,7 +48,7 @@ class Weights:
         self.agree_()
 
     def agree_(self) -> None:
-        """Take the weights as they are for the agreed ones."""
+        """Make the current weights the agreed ones."""
         for parameter, agreed in zip(self.parameters.values(), self.shared.split(self.sizes), strict=True):
             agreed.copy_(flat(parameter))
 
@@ -66,14 +66,14 @@ class Weights:
 
     @property
     def pieces(self) -> list[Tensor]:
-        """The elements of each parameter, flat, where they are now: a user may give a parameter other memory."""
+        """The elements of each parameter, flat, not copied. Looked up each time: a user may replace `.data`."""
         for place, (parameter, piece) in enumerate(zip(self.parameters.values(), self._pieces, strict=True)):
             if is_sharded(parameter) or parameter.data_ptr() != piece.data_ptr():
                 self._pieces[place] = flat(parameter)
         return self._pieces
 
     def read(self, where: Where) -> Tensor:
-        """The weights there, as wide as `shared`."""
+        """The weights there, in the type of `shared`."""
         if isinstance(where, Tensor):
             return ops.gather_pieces(self.pieces, where)
         values = self.shared.new_empty(where.stop - where.start)
@@ -90,7 +90,7 @@ class Weights:
             piece[inside] = values[among].to(piece.dtype)
 
     def rounded(self, where: Where, values: Tensor) -> Tensor:
-        """The values as weights there can hold them."""
+        """The values, rounded to the types of the weights there."""
         if self._alike:
             return values
         result = values.clone()
@@ -116,7 +116,7 @@ class Weights:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Within it the parameters hold the agreed weights; afterwards the replica's own are back."""
+        """A context in which the parameters hold the agreed weights; afterwards the replica's own are restored."""
         own = self.read(self.all)
         self.write_(self.all, self.shared)
         try:
@@ -126,11 +126,11 @@ class Weights:
 
 
 class Drift:
-    """What a worker looks at in a round: its own part of the drift. Nothing of that size is made.
+    """The part of the drift that a worker searches in a round, computed on the fly without a vector of that size.
 
-    `bad` is the first position found whose drift is not finite, or -1. `second` says what second moment the
-    optimizer keeps for a parameter: drift then counts times its fourth root, which is about as much as it changes
-    the loss, as the root of the second moment stands for the curvature.
+    `bad` is the first position found whose drift is not finite, or -1. `second` returns the second moment that the
+    optimizer keeps for a parameter: the drift is then multiplied by its fourth root. That approximates the effect
+    on the loss, as the root of the second moment approximates the curvature.
     """
 
     def __init__(
@@ -173,12 +173,12 @@ class Drift:
 
 
 def is_sharded(parameter: Any) -> bool:
-    """Whether it is a DTensor."""
+    """Whether a tensor is a DTensor."""
     return hasattr(parameter, "to_local")
 
 
 def local(parameter: Tensor) -> Tensor:
-    """The data of a parameter that are in this process: all, or this rank's shard of a DTensor."""
+    """The part of a parameter in this process: all of it, or this rank's shard of a DTensor."""
     data: Any = parameter.detach()
     result: Tensor = data.to_local() if is_sharded(data) else data
     return result
