@@ -1,7 +1,4 @@
-"""A new sparsifier, written by following CONTRIBUTING.md: cyclic-k sends every (n/k)-th element, then moves on.
-
-Run it:  python examples/new_sparsifier.py
-"""
+"""A new sparsifier, the result of the steps in CONTRIBUTING.md: `python examples/new_sparsifier.py`."""
 
 from dataclasses import dataclass
 
@@ -14,9 +11,9 @@ from gradsieve.extend import Program, Selection, Sent, Sparsifier, State, Step, 
 
 @dataclass(frozen=True)
 class CyclicK(Sparsifier[State]):
-    """`S = {i: i mod period == t mod period}`, `period = n // k`: all workers know it, so no index travels.
+    """Every period-th element, `period = n // k`, starting one further in each step; no index is sent.
 
-    first: where the first step begins.
+    first: the element at which the first step starts.
     """
 
     first: int = 0
