@@ -23,8 +23,8 @@ demo: $(READY) ## two models, five methods, links of 100 Mbit/s between 4 hosts,
 test: $(READY) ## run the tests (under 10 minutes on 2 cores)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not slow'
 
-test-all: $(READY) ## run the tests and the slow ones
-	$(BIN)/pytest -q -n 2 --dist worksteal
+test-all: $(READY) ## run the tests and the slow ones, with more generated examples
+	$(BIN)/pytest -q -n 2 --dist worksteal --hypothesis-profile thorough
 
 check: $(READY) ## lint, formatting, types, docs (under 1 minute)
 	$(BIN)/ruff check .

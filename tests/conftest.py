@@ -12,8 +12,10 @@ from hypothesis import settings
 from gradsieve import SPARSIFIERS
 from helpers import LIBRARY
 
-settings.register_profile("gradsieve", deadline=None)  # no test fails because the machine was busy
-settings.load_profile("gradsieve")
+# No deadline: a test must not fail because the machine is busy. `make test-all` takes the second profile.
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=300)
+settings.load_profile("quick")
 torch.set_num_threads(1)  # the tests run in several processes
 
 

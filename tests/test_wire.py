@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradsieve import VirtualWorld
@@ -17,7 +17,6 @@ ROWS = st.lists(FLOATS.filter(lambda value: abs(value) < 3e38), max_size=40)
 WIRES = st.sampled_from(sorted(VALUES))
 
 
-@settings(max_examples=300, deadline=None)
 @given(row=ROWS, values=WIRES)
 def test_values_arrive_nearly_as_they_were(row: list[float], values: str) -> None:
     sent, wire = torch.tensor(row), VALUES[values]
@@ -30,7 +29,6 @@ def test_values_arrive_nearly_as_they_were(row: list[float], values: str) -> Non
     assert torch.equal(found.double() + (sent - found).double(), sent.double())  # what is left out is known exactly
 
 
-@settings(max_examples=300, deadline=None)
 @given(row=ROWS, values=WIRES, data=st.data())
 def test_a_part_of_what_was_rounded_is_not_rounded_again(
     row: list[float], values: str, data: st.DataObject
@@ -76,7 +74,6 @@ def test_what_is_not_finite_stays_so_and_harms_no_other(bad: float) -> None:
     assert found[[0, 2]].tolist() == [0.5, -2.0]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     rows=st.integers(1, 12).flatmap(
         lambda n: st.lists(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradsieve.comm.wire import VALUES, rounded
@@ -31,7 +31,6 @@ def test_large_vectors(sparsifier: str, n: int) -> None:
             group.step_lawfully(gradients(kind, n, world_size, step))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     sparsifier=st.sampled_from(sorted(LIBRARY)),
     n=st.integers(1, 400),
@@ -80,7 +79,6 @@ def test_everything_is_sent_in_the_end(sparsifier: str) -> None:
     assert float((total - torch.stack(group.residuals(300)).double().mean(0)).abs().max()) < 1e-5
 
 
-@settings(max_examples=100, deadline=None)
 @example("oktopk", 95, 9, 0.875, "fp8", ["equal", "equal", "huge", "equal"])  # rounded more than once
 @given(
     sparsifier=st.sampled_from(sorted(LIBRARY)),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_kernels import AWKWARD, DTYPES, SIZES, cut, thresholds
 from torch import Tensor
@@ -47,7 +47,6 @@ def check_pieces(
     assert torch.equal(ops.drift_select(shared, weights, threshold, start, stop, second=second)[0], others)
 
 
-@settings(max_examples=200)
 @given(
     pairs=st.lists(
         st.tuples(st.floats(-(2.0**100), 2.0**100, width=32), st.sampled_from([*AWKWARD, 0.5])), max_size=200
@@ -95,7 +94,6 @@ def test_no_second_moment_yet(dtype: torch.dtype) -> None:
     assert ops.drift_select(shared, weights, 0.5, 2, 8, second=second)[0].tolist() == [2, 3]
 
 
-@settings(max_examples=100)
 @given(
     n=st.integers(0, 300),
     count=st.integers(1, 12),

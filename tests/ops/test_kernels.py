@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,7 +26,6 @@ def cut(n: int, a: float, b: float) -> tuple[int, int]:
     return low, high
 
 
-@settings(max_examples=400, deadline=None)
 @given(values=vectors, threshold=thresholds, a=st.floats(0, 1), b=st.floats(0, 1))
 def test_select_above(values: list[float], threshold: float, a: float, b: float) -> None:
     x = torch.tensor(values)
@@ -46,7 +45,6 @@ def test_select_above_at_every_density(dtype: torch.dtype, n: int, density: floa
     assert torch.equal(ops.select_above(x, threshold), reference.select_above(x, threshold, 0, n))
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     pairs=st.lists(st.tuples(st.sampled_from(AWKWARD), st.floats(width=32)), max_size=200),
     threshold=thresholds,
@@ -115,7 +113,6 @@ def test_finite_sum_that_overflows() -> None:
     assert not finite
 
 
-@settings(max_examples=200, deadline=None)
 @given(values=vectors, a=st.floats(0, 1), b=st.floats(0, 1))
 def test_log_histogram(values: list[float], a: float, b: float) -> None:
     x = torch.tensor(values)
@@ -134,7 +131,6 @@ def test_histogram_tells_how_many_a_threshold_selects() -> None:
     assert max(widths) < 1.033
 
 
-@settings(max_examples=200, deadline=None)
 @given(values=vectors, dtype=st.sampled_from(DTYPES))
 def test_all_finite(values: list[float], dtype: torch.dtype) -> None:
     x = torch.tensor(values, dtype=torch.float32).to(dtype)
@@ -206,7 +202,6 @@ def test_bad_input(call, error: type[Exception], words: str) -> None:  # type: i
         call()
 
 
-@settings(max_examples=300, deadline=None)
 @given(places=st.sets(st.integers(0, 2**40), max_size=100), start=st.integers(0, 2**40), room=st.integers(1, 2**20))
 def test_pack_sorted(places: set[int], start: int, room: int) -> None:
     indices = torch.tensor(sorted(places), dtype=torch.int64) + start

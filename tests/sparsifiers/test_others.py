@@ -131,7 +131,6 @@ def test_randomk_is_the_same_everywhere_and_changes_every_step() -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     pieces=st.lists(st.tuples(st.floats(0, 1e30), st.integers(1, 500)), min_size=1, max_size=40),
     share=st.floats(0.001, 1.0),

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from studies.sparsifiers.released import ReleasedBlocks, released_bounds, released_rebalance
 
@@ -80,7 +80,6 @@ def test_heavy_average_light() -> None:
     assert max(parts) * 3 / sum(parts) < 1.03
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     load=st.lists(st.integers(0, 10_000), min_size=40, max_size=300).filter(any),
     world_size=st.integers(1, 10),

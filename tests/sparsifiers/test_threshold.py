@@ -27,7 +27,6 @@ def message(start: int, counts: torch.Tensor) -> torch.Tensor:
     return row(everything, start, start, len(counts))
 
 
-@settings(max_examples=100, deadline=None)
 @given(messages=st.lists(rows, min_size=1, max_size=8), count=st.integers(1, 5_000))
 def test_shares_add_up(messages: list[tuple[int, list[int]]], count: int) -> None:
     table = Histograms(torch.stack([message(start, torch.tensor(counts)) for start, counts in messages]))
