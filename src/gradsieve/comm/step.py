@@ -43,6 +43,7 @@ class Selection:
     plan: Any = None  # for `Sparsifier.exchange` and `Sparsifier.update`
     decision: Decision | None = None  # for the density's own state
     healthy: bool = True  # False: all workers know already that some gradient is not finite; nothing was picked
+    beside: Sequence[Tensor] = ()  # on the host: what the caller wanted to be read at the same time
 
 
 @dataclass(frozen=True)
