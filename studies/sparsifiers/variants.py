@@ -1,5 +1,6 @@
 """ExDyna without one of its parts, to see what that is good for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -48,8 +49,10 @@ class FixedExDyna(ExDyna):
     def window(self, state: ExDynaState, step: Step) -> Window:
         return super().window(state, self._asked(step))
 
-    def select_in(self, state: ExDynaState, look: Look, hits: Tensor, step: Step) -> Program[Selection]:
-        return super().select_in(state, look, hits, self._asked(step))
+    def select_in(
+        self, state: ExDynaState, look: Look, hits: Tensor, step: Step, beside: Sequence[Tensor] = ()
+    ) -> Program[Selection]:
+        return super().select_in(state, look, hits, self._asked(step), beside)
 
     def _asked(self, step: Step) -> Step:
         return replace(step, asked=Above(step.k, self.threshold))

@@ -87,9 +87,9 @@ def test_share(sparsifier: str) -> None:
 
 
 def test_share_with_weights_that_are_not_finite() -> None:
-    for name in ("exdyna", "topk", "dense"):
+    """Those of exdyna are in test_late_rounds.py."""
+    for name in ("topk", "dense"):
         test_share_laws.test_weights_that_are_not_finite(name, math.inf)
-    test_share_laws.test_a_replica_that_is_not_finite_is_restored()
 
 
 @pytest.mark.parametrize("dtype", test_share_laws.DTYPES)

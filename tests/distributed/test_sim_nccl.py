@@ -152,6 +152,7 @@ def _share(rank: int, group: Any, folder: Path, delay: int) -> dict[str, Any]:
         gradsieve.share(model, optimizer, "exdyna", density=0.1, delay=delay, process_group=each)
         for model, optimizer, each in zip(models, optimizers, (group, None), strict=True)
     ]
+    sieves[1].replica.late = True
     for step in range(5):
         for model, optimizer, move in zip(models, optimizers, (to_sim, lambda x: x), strict=True):
             optimizer.zero_grad()

@@ -44,6 +44,10 @@ def _bins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gpu_histogram, "in_block", lambda: request.param)
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def _in_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +56,14 @@ def _in_blocks() -> Iterator[None]:
 
 
 # Each size with another type and another threshold; all with all in the slow turns.
-TURNS = pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 4))])
+TURNS = pytest.mark.parametrize("turn", [0, *(slow(turn) for turn in range(1, 4))])
+
+# Types of pieces: one narrow, one of two widths, all together; and each alone in the slow turns.
+KINDS = [[torch.bfloat16], DTYPES, *(slow([each]) for each in DTYPES[:3])]
+KINDS_AND_BINS = [([torch.float32], True), ([torch.bfloat16], False), (DTYPES, True)]
+KINDS_AND_BINS += [
+    slow([each], bins) for each in DTYPES for bins in (True, False) if ([each], bins) not in KINDS_AND_BINS
+]
 
 
 def values(n: int, seed: int, dtype: torch.dtype = torch.float32, awkward: bool = True) -> Tensor:
@@ -107,7 +118,7 @@ def test_select_above_with_a_wrong_count() -> None:
     assert more[4_990:].tolist() == [-1] * 10
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(threshold=st.floats(width=64), dtype=st.sampled_from(DTYPES))
 def test_select_above_any_threshold(threshold: float, dtype: torch.dtype) -> None:
     """The elements next to a threshold, on both sides."""
@@ -191,9 +202,9 @@ def pieces(x: Tensor, count: int, dtypes: list[torch.dtype]) -> list[Tensor]:
     ]
 
 
-@pytest.mark.usefixtures("_bins")
 @TURNS
-@pytest.mark.parametrize("dtypes", [*([each] for each in DTYPES), DTYPES], ids=str)
+@pytest.mark.parametrize(("dtypes", "_bins"), [*KINDS_AND_BINS, slow(DTYPES, False)], indirect=["_bins"], ids=str)
+@pytest.mark.usefixtures("_bins")
 def test_drift_select(dtypes: list[torch.dtype], turn: int) -> None:
     wide = torch.float64 if torch.float64 in dtypes else torch.float32
     for number, n in enumerate((0, 1, 100, 1_025, 4_099, 4_096)):
@@ -242,9 +253,9 @@ def test_drift_select_counts_only() -> None:
 
 
 @pytest.mark.usefixtures("_in_blocks")
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
-    pairs=st.lists(st.tuples(st.floats(width=32), st.sampled_from([*AWKWARD, 0.5])), min_size=1, max_size=50),
+    pairs=st.lists(st.tuples(st.floats(width=32), st.sampled_from([*AWKWARD, 0.5])), min_size=1, max_size=30),
     threshold=st.one_of(st.sampled_from(THRESHOLDS), st.floats(width=32)),
     dtype=st.sampled_from(DTYPES),
 )
@@ -264,9 +275,9 @@ def test_drift_select_follows_pieces_that_move() -> None:
             assert torch.equal(found, -torch.cat(parts))
 
 
-@pytest.mark.parametrize("dtypes", [*([each] for each in DTYPES), DTYPES], ids=str)
+@pytest.mark.parametrize("dtypes", KINDS, ids=str)
 def test_pieces(dtypes: list[torch.dtype]) -> None:
-    for n, count in ((1, 1), (100, 2), (1_025, 5), (2_100, 33)):
+    for n, count in ((1, 1), (100, 2), (1_025, 33)):
         parts = pieces(values(n, 8), count, dtypes)
         for share in (0.0, 0.3, 1.0):
             chance = torch.Generator().manual_seed(n)
@@ -322,7 +333,7 @@ def test_indices_outside(index: int) -> None:
     assert bool((whole[10:] == 1).all())
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(places=st.sets(st.integers(0, 2**40), max_size=60), start=st.integers(0, 2**40), room=st.integers(1, 2**20))
 def test_pack_and_unpack(places: set[int], start: int, room: int) -> None:
     indices = torch.tensor(sorted(places), dtype=torch.int64) + start

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,12 +38,12 @@ WRITTEN: dict[str, Sizes] = {"_accumulate": lambda size: 4 + max(size, 4)}
 ITEM = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 
-def compiled(target: str, *names: str, folder: Path) -> list[dict[str, Any]]:
-    """One row for each kernel."""
+def compiled(target: str, *names: str) -> list[dict[str, Any]]:
+    """One row for each kernel. Triton's cache, whose keys hold the source, the target and all options, is used."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'gradsieve[gpu-tests]'")
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "ops" / "gpu_compiled.py"), target, *names],
-        env={**os.environ, "TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"},
+        env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
         timeout=1_200,
@@ -68,8 +67,8 @@ def check(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_machine_code(target: str, tmp_path: Path) -> None:
-    rows = compiled(target, "float32", "unaligned", folder=tmp_path)
+def test_machine_code(target: str) -> None:
+    rows = compiled(target, "float32", "unaligned")
     check([row for row in rows if row["aligned"]])
     # The figures can fail: a vector that does not begin at a multiple of 16 bytes has no wide loads.
     odd = {row["kernel"]: row["wide_loads"] for row in rows if not row["aligned"]}
@@ -79,5 +78,5 @@ def test_machine_code(target: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_machine_code_for_other_types(target: str, dtype: str, tmp_path: Path) -> None:
-    check(compiled(target, dtype, folder=tmp_path))
+def test_machine_code_for_other_types(target: str, dtype: str) -> None:
+    check(compiled(target, dtype))

@@ -109,6 +109,7 @@ class Selection:
     plan: Any = None  # for `Sparsifier.exchange` and `Sparsifier.update`
     decision: Decision | None = None  # for the density's own state
     healthy: bool = True  # False: some gradient is not finite, as all workers know; nothing was picked
+    beside: Sequence[Tensor] = ()  # on the host: what the caller asked to be read in the same copy
 
 
 @dataclass(frozen=True)

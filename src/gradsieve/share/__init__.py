@@ -3,7 +3,8 @@
 from gradsieve.share.adamw import ReplicaAdamW
 from gradsieve.share.attach import share
 from gradsieve.share.auto import Auto
-from gradsieve.share.replica import NonFiniteWeights, Replica, ShareReport
+from gradsieve.share.outcome import NonFiniteWeights, ShareReport
+from gradsieve.share.replica import Replica
 from gradsieve.share.sieve import ShareSieve
 
 __all__ = ["Auto", "NonFiniteWeights", "Replica", "ReplicaAdamW", "ShareReport", "ShareSieve", "share"]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from gradsieve._check import one_of
 from gradsieve.share.auto import AutoDensity
 from gradsieve.share.background import Background, Task
+from gradsieve.share.outcome import Agreed, NotFinite
 from gradsieve.share.replica import Replica
-from gradsieve.share.rounds import Agreed, NotFinite
 from gradsieve.worlds.base import World
 from gradsieve.worlds.waiting import during
 

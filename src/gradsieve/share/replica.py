@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,44 +17,21 @@ from gradsieve.comm.traffic import Ledger, metered
 from gradsieve.comm.wire import VALUES
 from gradsieve.density import Density
 from gradsieve.density.base import elements
-from gradsieve.reports import Clock, StepReport
+from gradsieve.reports import Clock
 from gradsieve.share.auto import AutoDensity
 from gradsieve.share.average import average_
-from gradsieve.share.rounds import Agreed, NotFinite, exchange
+from gradsieve.share.outcome import Agreed, NonFiniteWeights, NotFinite, ShareReport, Unread, complaint
+from gradsieve.share.rounds import exchange, say_where
 from gradsieve.share.weights import Weights, describe
 from gradsieve.sparsifiers import Shape, Sparsifier, name_of, options_by_name
 from gradsieve.sparsifiers.base import vector_norm
+from gradsieve.sparsifiers.exdyna import Exclusive
 from gradsieve.state.handshake import handshake, same_count
 from gradsieve.states import State, check_identity
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 ON_NONFINITE = ("raise", "restore")
 JUDGES = ("drift", "curvature")  # how entries are chosen
-_PENDING = ("mean", "target", "own", "counts")
-
-
-class NonFiniteWeights(RuntimeError):
-    """Some worker's weights are NaN or infinite: nothing was averaged, on any worker."""
-
-
-@dataclass(frozen=True)
-class ShareReport(StepReport):
-    """One round. `step` is the number of completed optimizer steps when it ran."""
-
-    round: int = 0
-    restored: list[int] = field(default_factory=list)  # ranks whose weights were not finite and were restored
-    # How far this worker's weights were from the mean at the exchanged positions, relative to that mean.
-    spread: float | None = None
-    why: str = ""  # reason for the density, with density="auto"
-
-    @property
-    def drift_norm(self) -> float | None:
-        """Norm of this worker's drift after the round; None unless it is measured, which costs a pass."""
-        return self.residual_norm
-
-    def _numbers(self) -> dict[str, float | None]:
-        own = {"round": self.round, "restored": len(self.restored), "spread": self.spread}
-        return {**super()._numbers(), **own}
 
 
 class Replica:
@@ -112,7 +89,11 @@ class Replica:
         self._made: ShareReport | None = None  # of the last that was made
         self._ledger = Ledger()
         self._agreed = False
-        self.state = self._fresh()
+        # On a device every read makes the host wait: some of what a round finds is read by the next one.
+        self.late = isinstance(sparsifier, Exclusive) and not self.weights.shared.is_cpu
+        self._unread: Unread | None = None  # of the last round that was made
+        self._open: Unread | None = None  # what the report does not know yet
+        self.state = self._stood = self._fresh()
 
     @property
     def dense(self) -> bool:
@@ -142,13 +123,17 @@ class Replica:
             step = self._step(self.schedule.at(self.steps))
         elif self.schedule.from_user:
             yield from same_count(step)
-        found = yield from exchange(self.weights, self.sparsifier, self.state, step, self.second)
+        before, asked = self._unread, (self.weights, self.sparsifier, self.state, step, self.second)
+        found = yield from exchange(*asked, late=self.steps if self.late else None, before=before)
+        self._unread = found.unread if isinstance(found, Agreed) else None
         threshold = None
         if isinstance(found, Agreed) and isinstance(found.where, Tensor) and found.selection is not None:
             threshold = found.selection.threshold
             drift = (self.weights.shared[found.where] - found.mean).float()
             sent = Sent(found.where, drift, found.counts, True, found.beside)
-            self.state = self.sparsifier.update(self.state, found.selection, sent, step)
+            if found.unread is not None:  # what is known of positions is that of the round before
+                sent = Sent(None, drift, before.counts if before else [], True, *found.selection.beside[2:])
+            self._stood, self.state = self.state, self.sparsifier.update(self.state, found.selection, sent, step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
         self._made = replace(self._make_report(step, found, threshold, clock), handshake_bytes=settled)
@@ -165,26 +150,45 @@ class Replica:
         moved = self.weights.read(found.where) + (found.target - found.own) if late else found.target
         self.weights.write_(found.where, moved)
         self.weights.shared[found.where] = found.mean
+        self._open = found.unread
         assert self._made is not None
         written = time.perf_counter()
-        norm = self._norm()
-        spent = {"write": written - started, "measure": time.perf_counter() - written}
-        self.report = replace(self._made, residual_norm=norm, seconds={**self._made.seconds, **spent})
+        norm, measured = self._norm(), time.perf_counter()
+        seconds = {**self._made.seconds, "write": written - started, "measure": measured - written}
+        self.report = replace(self._made, residual_norm=norm, seconds=seconds)
 
     def _handle(self, found: NotFinite) -> None:
         ranks = [rank for rank, position in enumerate(found.bad) if position >= 0]
+        if found.steps is not None:  # what followed from that round
+            self.state = self._stood
         if self.on_nonfinite == "raise" or not ranks:
-            raise NonFiniteWeights(self._complaint(ranks, found))
+            bad = [f"{self.weights.name_of(found.bad[rank])} of rank {rank}" for rank in ranks]
+            raise NonFiniteWeights(complaint(bad, self.steps if found.steps is None else found.steps))
         if self.rank in ranks:
             self.weights.write_(self.weights.all, self.weights.shared)
         assert self._made is not None
-        self.report = replace(self._made, restored=ranks)
+        self.report, self._open = replace(self._made, finite=False, restored=ranks), None
 
-    def _complaint(self, ranks: list[int], found: NotFinite) -> str:
-        if not ranks:
-            return f"the sum of all workers' drift after step {self.steps} is not finite: nothing was averaged"
-        names = ", ".join(f"{self.weights.name_of(found.bad[rank])} of rank {rank}" for rank in ranks)
-        return f"weights are not finite after step {self.steps}: {names}; nothing was averaged"
+    def settle(self) -> Program[bool]:
+        """Handle now what the next round would find out; returns whether this worker's weights were restored."""
+        if (steps := self.failed_after) is None:
+            return False
+        self._unread = None
+        self._handle((yield from say_where(self.weights, self._step(1.0), steps)))
+        return self.report is not None and self.rank in self.report.restored
+
+    @property
+    def failed_after(self) -> int | None:
+        """After which step the last round failed, if only the next one would report it."""
+        unread = self._unread
+        return None if unread is None or unread.known()[0] else unread.steps
+
+    def full_report(self) -> ShareReport | None:
+        """The report of the last round that was applied. On a device the host waits for it."""
+        if self._open is not None and self.report is not None:
+            finite, spread = self._open.known()
+            self.report, self._open = replace(self.report, finite=finite, spread=spread), None
+        return self.report
 
     def average(self) -> Program[None]:
         """Average all weights over all workers; they are then the agreed ones."""
@@ -194,8 +198,7 @@ class Replica:
     def _norm(self) -> float | None:
         if not self.measure:
             return None
-        everything = self.weights.all
-        return vector_norm(self.weights.drift(everything, self.weights.read(everything)))
+        return vector_norm(self.weights.drift(self.weights.all, self.weights.read(self.weights.all)))
 
     def _make_report(
         self, step: Step, found: Agreed | NotFinite, threshold: float | None, clock: Clock
@@ -213,8 +216,7 @@ class Replica:
         )
 
     def _step(self, density: float) -> Step:
-        n, wire = self.weights.n, VALUES[self.values]
-        k = elements(density, n)
+        n, k, wire = self.weights.n, elements(density, self.weights.n), VALUES[self.values]
         return Step(self.rounds, n, k, self.rank, self.world_size, wire, sizes=self.weights.sizes)
 
     def _fresh(self) -> State:
@@ -229,6 +231,7 @@ class Replica:
             **options_by_name(self.sparsifier),
             "density": self.schedule.at(self.steps),
             **{name: getattr(self, name) for name in ("every", "dense_steps", "values", "steps", "rounds")},
+            "rounds are read": "by the next one" if self.late else "at once",
             "judge": JUDGES[self.second is not None],
             "n": step.n,
             **self.labels,
@@ -238,6 +241,7 @@ class Replica:
     def move(self, rank: int, world_size: int, known: Mapping[str, Any]) -> None:
         """Continue as a replica of another group, with the state `known` there: see `regrouping.py`."""
         self.rank, self.world_size, self._agreed = rank, world_size, False
+        self._unread = None
         self.steps, self.rounds = known["steps"], known["rounds"]
         self.state = self._fresh().restored(self.state.with_shared(known["state"]).to_dict(), resized=True)
 
@@ -256,6 +260,7 @@ class Replica:
             "shared": self.weights.shared.clone(),
             "state": self.state.to_dict(),
             "auto": self.schedule.state_dict() if isinstance(self.schedule, AutoDensity) else {},
+            "unread": self._unread.state_dict() if self._unread else {},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, resized: bool = False) -> None:
@@ -269,31 +274,26 @@ class Replica:
             if not isinstance(state[name], Tensor) or state[name].shape != own[name].shape:
                 raise BadInput(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
         steps, rounds = at_least("step", state["step"], 0), at_least("rounds", state["rounds"], 0)
-        self.state = self._fresh().restored(state["state"], resized=resized)
+        self.state = self._stood = self._fresh().restored(state["state"], resized=resized)
         if isinstance(self.schedule, AutoDensity) and state["auto"]:
             self.schedule.load_state_dict(state["auto"])
         self.weights.write_(self.weights.all, state["weights"])
         self.weights.shared.copy_(state["shared"])
         self.steps, self.rounds, self._agreed = steps, rounds, False
+        self._unread = Unread.restored({} if resized else state["unread"], self.weights.shared.device)
 
     def made_state(self, found: Agreed | NotFinite | None) -> dict[str, Any]:
         """A round that ran but was not applied, with its report, for a checkpoint."""
         if not isinstance(found, Agreed) or self._made is None:
             return {}
-        where = found.where
-        positions = torch.empty(0, dtype=torch.int64) if isinstance(where, slice) else where
-        parts = {name: getattr(found, name) for name in _PENDING}
-        return {"where": positions, **parts, "report": asdict(self._made)}
+        return {**found.state_dict(), "report": asdict(self._made)}
 
     def load_made_state(self, state: Mapping[str, Any]) -> Agreed | None:
         """Restore the round that `made_state` returned."""
         if not state:
             return None
         self._made = ShareReport(**state["report"])
-        whole = len(state["where"]) == 0 and len(state["mean"]) == self.weights.n
-        device, parts = self.weights.shared.device, (state[name] for name in _PENDING)
-        here: list[Any] = [part.to(device) if isinstance(part, Tensor) else part for part in parts]
-        return Agreed(self.weights.all if whole else state["where"].to(device), *here)
+        return Agreed.restored(state, self.weights.all, self.weights.shared.device)
 
     def agreed(self) -> AbstractContextManager[None]:
         """A context in which the parameters hold the agreed weights; with one worker, its own."""

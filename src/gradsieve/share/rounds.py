@@ -3,7 +3,6 @@
 A round changes nothing: it returns what to write, which may be written at once or after the next step.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +14,9 @@ from gradsieve import ops
 from gradsieve.comm.collectives import Program, all_gather, all_reduce
 from gradsieve.comm.exchange import even_shares, gather_picks, health_flag
 from gradsieve.comm.rounded import rounded_sum
-from gradsieve.comm.step import Selection, Step
+from gradsieve.comm.step import Step
 from gradsieve.share.average import CHUNK
+from gradsieve.share.outcome import Agreed, NotFinite, Unread, spread_of
 from gradsieve.share.weights import Drift, Weights, Where
 from gradsieve.sparsifiers import Sparsifier
 from gradsieve.sparsifiers.base import hits_in
@@ -25,46 +25,25 @@ from gradsieve.sparsifiers.exdyna import Exclusive
 from gradsieve.states import State
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """The outcome of a round. `mean` and `counts` are the same on all workers."""
-
-    where: Where
-    mean: Tensor  # what `shared` becomes there
-    target: Tensor  # what this worker's weights become: the mean, except for rounding errors of the wire type
-    own: Tensor  # what they were when the round ran
-    counts: list[int]  # how many positions each worker picked
-    selection: Selection | None = None  # None: everything, or a round that was loaded
-    spread: float | None = None  # how far `own` is from `mean`, relative to it
-    beside: Tensor | None = None  # numbers about `where` that the sparsifier asked for, on the host
-
-    @property
-    def union(self) -> int:
-        return len(self.mean)
-
-
-@dataclass(frozen=True)
-class NotFinite:
-    """No agreement: some worker's weights are not finite. `bad[rank]` is the first such position, or -1."""
-
-    bad: list[int]
-
-
 def exchange(
     weights: Weights,
     sparsifier: Sparsifier[Any],
     state: State,
     step: Step,
     second: Callable[[Tensor], Tensor | None] | None = None,
+    *,
+    late: int | None = None,
+    before: Unread | None = None,
 ) -> Program[Agreed | NotFinite]:
     """A round with any sparsifier; if workers have exclusive parts, each reads only its own.
 
-    `second` is for `Drift`, and used by exclusive sparsifiers only.
+    Only those use `second`, which is for `Drift`, and only those can be `late`, after that many completed steps:
+    they leave part of the outcome on the device, to be read by the next round, which receives it as `before`.
     """
     if step.k >= step.n or isinstance(sparsifier, Dense):
         return _everything(weights, step)
     if isinstance(sparsifier, Exclusive):
-        return _exclusive(weights, sparsifier, state, step, second)
+        return _exclusive(weights, sparsifier, state, step, second, late, before)
     return _whole(weights, sparsifier, state, step)
 
 
@@ -74,17 +53,24 @@ def _exclusive(
     state: State,
     step: Step,
     second: Callable[[Tensor], Tensor | None] | None,
+    late: int | None,
+    before: Unread | None,
 ) -> Program[Agreed | NotFinite]:
     spans = sparsifier.spans(state, step)
     look = Drift(weights, spans[step.rank], second)
     hits = look.hits(sparsifier.window(state, step).threshold)
-    selection = yield from sparsifier.select_in(state, look, hits, step)
+    selection = yield from sparsifier.select_in(state, look, hits, step, before.tensors if before else ())
+    if before is not None and not selection.beside[0]:
+        return (yield from say_where(weights, step, before.steps))
     parts = yield from gather_picks(selection, step)
     # Spans follow each other in another order than ranks: so all positions rise without being sorted.
     where = torch.cat([parts[rank] for rank in sorted(range(step.world_size), key=lambda rank: spans[rank])])
     found = yield from _average(weights, where, [len(part) for part in parts], look.bad < 0, step)
     about = sparsifier.about(step)
     beside = [] if about is None else [about(where)]
+    if late is not None:
+        unread = Unread(late, found.agreed.counts, [found.finite, _norms(found.agreed), *beside])
+        return replace(_where_finite(found, weights), selection=selection, unread=unread)
     agreed = yield from _checked([found], weights, slice(*spans[step.rank]), step, *beside)
     return replace(found.agreed, selection=selection, **agreed) if isinstance(agreed, dict) else agreed
 
@@ -103,7 +89,7 @@ def _whole(weights: Weights, sparsifier: Sparsifier[Any], state: State, step: St
     where, order = sent.indices.sort()
     own = weights.read(where)
     agreed = _agree(weights, where, own, sent.values[order], drift[where], sent.counts, step)
-    return replace(agreed, selection=selection, spread=_spread(*ops.read(_norms(agreed))))
+    return replace(agreed, selection=selection, spread=spread_of(*ops.read(_norms(agreed))))
 
 
 def _everything(weights: Weights, step: Step) -> Program[Agreed | NotFinite]:
@@ -152,7 +138,7 @@ def _checked(
     norms = torch.stack([_norms(each.agreed) for each in found]).sum(0)
     finite, norms, *further = ops.read(torch.stack([each.finite for each in found]).all(), norms, *beside)
     if finite:
-        return {"spread": _spread(norms), **({"beside": further[0]} if further else {})}
+        return {"spread": spread_of(norms), **({"beside": further[0]} if further else {})}
     return (yield from _say_where([span, *(each.agreed.where for each in found)], weights, step))
 
 
@@ -179,9 +165,17 @@ def _norms(agreed: Agreed) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in both]).square()
 
 
-def _spread(norms: Tensor) -> float:
-    size, away = norms.sqrt().tolist()
-    return away / size if size else math.nan
+def _where_finite(found: _Outcome, weights: Weights) -> Agreed:
+    """An outcome that changes nothing if its mean is not finite; the host does not wait to learn that."""
+    made, finite = found.agreed, found.finite
+    mean = torch.where(finite, made.mean, weights.shared[made.where])
+    return replace(made, mean=mean, target=torch.where(finite, made.target, made.own))
+
+
+def say_where(weights: Weights, step: Step, steps: int) -> Program[NotFinite]:
+    """Whose weights are not finite, found in a round after so many `steps`."""
+    parts: list[Where] = [slice(i, min(i + CHUNK, weights.n)) for i in range(0, weights.n, CHUNK)]
+    return replace((yield from _say_where(parts, weights, step)), steps=steps)
 
 
 def _say_where(places: list[Where], weights: Weights, step: Step) -> Program[NotFinite]:

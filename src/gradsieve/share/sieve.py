@@ -21,9 +21,10 @@ from gradsieve.share.background import Background
 from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
+from gradsieve.share.outcome import NonFiniteWeights, ShareReport, complaint
 from gradsieve.share.parameters import parameter_counts
 from gradsieve.share.regrouping import regroup_replica
-from gradsieve.share.replica import Replica, ShareReport
+from gradsieve.share.replica import Replica
 from gradsieve.share.weights import local
 from gradsieve.sparsifiers import name_of
 from gradsieve.state import checkpoint
@@ -78,7 +79,7 @@ class ShareSieve:
 
     @property
     def report(self) -> ShareReport | None:
-        return self.replica.report
+        return self.replica.full_report()
 
     def summary(self) -> Totals:
         """Totals since `share` was called: steps, bytes, density, seconds. Printable."""
@@ -112,6 +113,7 @@ class ShareSieve:
         """Average all weights and floating-point buffers, so that replicas are equal; every rank must call it."""
         self.world.watch.together("finish")
         self.driver.flush()
+        self._settle()
         self.world.run([self.replica.average()])
         self.world.run([average_(self._buffers(), self.world.size)])
         self._totals = self._totals.with_full_exchange()
@@ -123,6 +125,8 @@ class ShareSieve:
             hook.remove()
         if self._background is not None:
             self._background.close()
+        if (steps := self.replica.failed_after) is not None:  # others may be gone: nobody is asked whose they are
+            raise NonFiniteWeights(complaint(["those of some rank"], steps))
 
     def regroup(self, process_group: dist.ProcessGroup | None = None) -> Regrouped:
         """Continue with another group, of any size and membership, after `PeerLost` or at any other time.
@@ -151,7 +155,7 @@ class ShareSieve:
         self._compare()
 
     def _compare(self) -> None:
-        self.driver.wait()
+        self._settle()
         self.world.run([check_replicas(self.replica.weights.by_name(), self.replica.steps)])
 
     def state_dict(self) -> dict[str, Any]:
@@ -182,6 +186,7 @@ class ShareSieve:
                 its own below `folder`. The number of ranks must stay the same.
         """
         self.world.watch.together("save")
+        self._settle()
         state = ops.on_host({**self.state_dict(), "own": dict(extra or {})})
         self.world.run([checkpoint.save(Path(folder), state, self.replica.labels, shared=shared)])
 
@@ -236,13 +241,22 @@ class ShareSieve:
         assert report is not None
         self._totals = self._totals.with_step(report)
         if self.replica.rank in report.restored:
-            for each in self._optimizers:
-                each.state.clear()  # what came with weights that are not finite is no better
+            self._forget_moments()
         applied = report.round + 1  # not those made: another may be under way
         if applied % BUFFERS_EVERY == 0 and (buffers := self._buffers()):
             self.world.run([broadcast_(buffers)])
         if self.check_every and applied % self.check_every == 0:
             self._compare()
+
+    def _settle(self) -> None:
+        """What the last round has left to the next one is looked at now."""
+        self.driver.wait()
+        if self.world.run([self.replica.settle()])[0]:
+            self._forget_moments()
+
+    def _forget_moments(self) -> None:
+        for each in self._optimizers:
+            each.state.clear()  # what came with weights that are not finite is no better
 
     def _agree_after_dense_step(self) -> None:
         """All replicas are equal, unless steps were skipped on some ranks: their optimizers are behind since then,

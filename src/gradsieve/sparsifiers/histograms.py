@@ -50,8 +50,8 @@ def row(
 
 
 def gather(
-    message: Tensor, energy: Tensor | None, dtype: torch.dtype, step: Step, own: Tensor
-) -> "Program[tuple[Histograms, float | None, Tensor]]":
+    message: Tensor, energy: Tensor | None, dtype: torch.dtype, step: Step, *own: Tensor
+) -> "Program[tuple[Histograms, float | None, list[Tensor]]]":
     """The histograms of all workers, the mean of their energies, if any, and `own`, all of it on the host.
 
     A step's threshold and counts depend on nothing else, so one copy from the device is enough.
@@ -60,11 +60,11 @@ def gather(
         energy = energy.to(message.device, torch.float32, non_blocking=True)
         message = torch.cat([message, energy.view(1).view(torch.uint8)])
     gathered = torch.cat((yield from all_gather("histogram", message[None], [1] * step.world_size)))
-    rows, own = ops.read(gathered, own)
+    rows, *known = ops.read(gathered, *own)
     if energy is None:
-        return Histograms(rows, dtype), None, own
+        return Histograms(rows, dtype), None, known
     mean = float(_as(rows[:, -_ENERGY_BYTES:], torch.float32).double().mean())
-    return Histograms(rows[:, :-_ENERGY_BYTES], dtype), mean, own
+    return Histograms(rows[:, :-_ENERGY_BYTES], dtype), mean, known
 
 
 class Histograms:

@@ -1,7 +1,8 @@
 """ExDyna as a sparsifier: which worker searches which part of the vector, and the state after a step."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -54,9 +55,11 @@ class Exclusive(Sparsifier[S]):
     def select(self, state: S, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         return self.select_in(state, InVector(acc, self.spans(state, step)[step.rank]), hits, step)
 
-    def select_in(self, state: S, look: Look, hits: Tensor, step: Step) -> Program[Selection]:
+    def select_in(
+        self, state: S, look: Look, hits: Tensor, step: Step, beside: Sequence[Tensor] = ()
+    ) -> Program[Selection]:
         """As `select`, for any `Look`: `share` passes the drift of weights."""
-        return choose(self.threshold_state(state), look, hits, step, self.spans(state, step))
+        return choose(self.threshold_state(state), look, hits, step, self.spans(state, step), beside)
 
     def about(self, step: Step) -> exchange.About | None:
         """What `update` needs to know about the positions that were sent; None for nothing."""
@@ -101,8 +104,11 @@ class ExDyna(Exclusive[ExDynaState]):
         return self._blocks(step).counts
 
     def update(self, state: ExDynaState, selection: Selection, sent: Sent, step: Step) -> ExDynaState:
-        assert sent.indices is not None
-        counts = self._blocks(step).counts(sent.indices) if sent.beside is None else sent.beside
+        counts = sent.beside
+        if counts is None and sent.indices is not None:
+            counts = self._blocks(step).counts(sent.indices)
+        if counts is None:  # positions are not known yet
+            return replace(state, threshold=selection.plan)
         load, last = partition.learn(state.load, counts, state.last)
         uneven = max(sent.counts) * step.world_size > partition.TOLERANCE * sum(sent.counts)
         bounds = partition.rebalance(load, state.bounds) if uneven else state.bounds

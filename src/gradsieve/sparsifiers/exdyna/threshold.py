@@ -47,20 +47,25 @@ def cut_of(state: ThresholdState, step: Step) -> float:
 
 
 def choose(
-    state: ThresholdState, look: Look, hits: Tensor, step: Step, spans: Sequence[Span] | None = None
+    state: ThresholdState,
+    look: Look,
+    hits: Tensor,
+    step: Step,
+    spans: Sequence[Span] | None = None,
+    beside: Sequence[Tensor] = (),
 ) -> Program[Selection]:
     """This worker's share of the largest magnitudes; `hits` are the positions in `look` above the cut.
 
-    The `plan` of the selection is the state after this step.
+    The `plan` of the selection is the state after this step. What is `beside` is read with the histograms.
     """
     quota = step.quota
     kind = narrowest(step.k)  # a burst beyond this type's range is sent in the following steps
     own = _own_histogram(state, look, hits, step)
     width = WIDE if state.cut is None else BINS
     message = row(own.counts, own.start, own.deepest, width, kind, step.healthy)
-    seen, energy, known = yield from gather(message, quota.energy, kind, step, own.numbers())
+    seen, energy, (known, *others) = yield from gather(message, quota.energy, kind, step, own.numbers(), *beside)
     if not seen.healthy:
-        return Selection(hits[:0], [0] * step.world_size, spans, healthy=False)
+        return Selection(hits[:0], [0] * step.world_size, spans, healthy=False, beside=others)
     start, deepest, *reached = known.tolist()
     decision = quota.decide(seen, energy)
     bin = seen.bin_with(decision.count)
@@ -74,7 +79,7 @@ def choose(
     edges = ops.bin_edge(lowest), seen.edge(bin + 1)
     picked = hits[_chosen(values, *edges, counts[step.rank], surely, reached[lowest] - surely)]
     after = _next(state, seen, threshold or state.last, quota, step.n)
-    return Selection(picked, counts, spans, threshold, after, decision)
+    return Selection(picked, counts, spans, threshold, after, decision, beside=others)
 
 
 @dataclass(frozen=True)
