@@ -38,6 +38,9 @@ def accumulates_clips_and_sends_a_part(ranks: list[dict[str, Any]]) -> None:
         assert sum(rank["losses"][-4:]) < sum(rank["losses"][:4])
         assert 0.095 <= rank["scalars"]["gradsieve/density"] <= 0.105
         assert 0 < rank["scalars"]["gradsieve/bytes_sent"] < 2 * 2569 * 4 * 0.5
+    logged = ranks[0]["logged"]  # trackers are the main process's
+    assert len(logged) >= 21
+    assert all(0.095 <= entry["gradsieve/density"] <= 0.105 for entry in logged)
 
 
 def every_rank_has_its_files_in_the_checkpoint(ranks: list[dict[str, Any]]) -> None:

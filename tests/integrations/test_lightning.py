@@ -71,6 +71,9 @@ def fabric_resumes_to_the_last_bit(fabric: Ranks) -> None:
         assert rank["resumed"] == rank["whole"]
         assert rank["saved"] == rank["agreed"]
         assert 0.095 <= rank["report"]["gradsieve/density"] <= 0.105
+    rows = list(csv.DictReader(fabric[0]["log"].splitlines()))
+    assert len(rows) >= 11
+    assert all(0.095 <= float(row["gradsieve/density"]) <= 0.105 for row in rows)
     one, other = fabric
     assert (one["weights"] == other["weights"]) == (one["mode"] == "gradients"), "only replicas of share differ"
 
