@@ -58,7 +58,7 @@ WAYS = {
 WARM_UP, FEW = 12, 2  # untimed steps, where a threshold must be found, and elsewhere
 LONG_S, VERY_LONG_S = 1.5, 10.0  # steps that take longer are not warmed up; timed in two rounds, or in one
 TURN_S, MOST_STEPS = 0.2, 8  # a turn of a method: so many seconds of steps in a row, but not more than this
-ROUNDS_S, LEAST, MOST = 15.0, 3, 12  # rounds go on for so long, within limits
+ROUNDS_S, LEAST, MOST = 10.0, 3, 12  # rounds go on for so long, within limits
 
 
 Found = tuple[dict[str, list[float]], Link, list[Way], dict[str, float]]
@@ -271,11 +271,14 @@ def main() -> None:
             say(*each, f"about {expected(*each, given.seconds):.0f} s")
         sys.stdout.write(f"all: {sum(expected(*each, given.seconds) for each in left) / 60:.0f} minutes\n")
         return
-    deadline = time.monotonic() + 60 * given.minutes
+    begun = time.monotonic()
+    hoped = 0.0  # seconds, for the cells so far
     for each in left:
         started = time.monotonic()
-        if started + expected(*each, given.seconds) > deadline:
+        pace = max(1.0, (started - begun) / hoped) if hoped else 1.0  # a busy machine is slower
+        if started - begun + pace * expected(*each, given.seconds) > 60 * given.minutes:
             break  # all others take longer
+        hoped += expected(*each, given.seconds)
         fresh = cell(*each, given.seconds)
         rows += fresh
         write(rows)
@@ -291,10 +294,10 @@ def say(hosts: int, rate: str, n: int, words: str) -> None:
 def expected(hosts: int, rate: str, n: int, seconds: float) -> float:
     """Seconds that a cell takes, about: what goes before the rounds, and the rounds."""
     dense = ring_all_reduce_bytes(4 * n, hosts) * 8 / parse_rate(rate)
-    compute = hosts * n / 4e7  # of a step; processors are shared
-    before = 6 + hosts * 2 + 60 * compute
+    compute = hosts * n / 2.5e8  # of a step on two cores
+    before = 6 + hosts * 2 + 150 * compute
     full = sum((2 if step > VERY_LONG_S else 3) * step if step > LONG_S else 0.0 for step in (dense, dense / 2))
-    return before + full + max(seconds, LEAST * (4 * min(dense, LONG_S) + 10 * compute))
+    return before + full + max(seconds, LEAST * (3 * min(dense, LONG_S) + 30 * compute))
 
 
 if __name__ == "__main__":
