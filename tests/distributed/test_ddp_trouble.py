@@ -20,6 +20,12 @@ from gradsieve.comm.collectives import Program
 from helpers import assert_same
 
 
+def composed() -> nn.Module:
+    from torch.distributed._composable.replicate import replicate
+
+    return replicate(network())
+
+
 def _refusals(rank: int, world_size: int) -> None:
     def refuses(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
         with pytest.raises(error, match=words):
@@ -27,6 +33,9 @@ def _refusals(rank: int, world_size: int) -> None:
 
     model = DDP(network())
     refuses(TypeError, "ddp_model must be a DistributedDataParallel, got Sequential", lambda: sparsify(network()))
+    refuses(
+        ValueError, "must be wrapped with DistributedDataParallel, got composable", lambda: sparsify(composed())
+    )
     refuses(ValueError, r"density must be in \(0, 1\], got 2", lambda: sparsify(model, density=2))
     refuses(ValueError, "sparsifier must be one of dense", lambda: sparsify(model, "nonsense"))
     refuses(ValueError, "dense_steps must be at least 0, got -1", lambda: sparsify(model, dense_steps=-1))

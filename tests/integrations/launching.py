@@ -1,8 +1,8 @@
-"""Start a script in 2 real processes, as torchrun would, and read what each of them found."""
+"""Start scripts in 2 real processes, as torchrun would, and read what each of them found."""
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,44 +12,32 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SECONDS = 400  # importing a framework takes long on a busy machine
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "ACCELERATE_USE_CPU": "true",
+    "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{HERE}",
+    "PYTHONWARNINGS": "ignore",
+    "HF_HUB_OFFLINE": "1",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # its bfloat16 kernels end with SIGILL on machines that hide AMX
+}
 
 
-def launch(script: str, folder: Path, *arguments: str, world_size: int = 2) -> list[dict[str, Any]]:
-    """Run tests/integrations/`script` on every rank in `folder`; returns what each wrote with `finish`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        **os.environ,
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "test",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "ACCELERATE_USE_CPU": "true",
-        "PYTHONPATH": f"{ROOT}:{HERE}",
-        "PYTHONWARNINGS": "ignore",
-        "HF_HUB_OFFLINE": "1",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",  # its bfloat16 kernels end with SIGILL on machines that hide AMX
-    }
-    command = [sys.executable, str(HERE / script), str(folder), *arguments]
-    logs = [folder / f"{rank}.log" for rank in range(world_size)]
-    processes = []
-    for rank, log in enumerate(logs):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with log.open("w") as file:
-            processes.append(
-                subprocess.Popen(command, env={**common, **place}, stdout=file, stderr=file, cwd=folder)
-            )
-    try:
-        codes = [process.wait(SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0] * world_size, "\n".join(log.read_text()[-4000:] for log in logs)
+def launch(modules: str, script: str, folder: Path, *examples: str, world_size: int = 2) -> list[dict[str, Any]]:
+    """Run tests/integrations/`script`, and then examples, on every rank in `folder`; returns what each rank wrote
+    with `finish`. All processes are forks of one that imports the framework's modules."""
+    scripts = [HERE / script, *(ROOT / "examples" / f"{example}.py" for example in examples)]
+    command = [sys.executable, HERE / "forked.py", modules, folder, str(world_size), *scripts]
+    environment = {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    logs = "\n".join(log.read_text()[-4000:] for log in sorted(folder.glob("*.log")))
+    assert done.returncode == 0, f"{done.stderr}\n{logs}"
+    for example in examples:
+        printed = "".join((folder / f"{example}-{rank}.log").read_text() for rank in range(world_size))
+        losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", printed)]
+        assert losses == sorted(losses, reverse=True), "the first thing a user sees must fall"
+        assert re.search(r"step \d+: ", printed), printed
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 

@@ -1,9 +1,9 @@
 """Lightning's Trainer and Fabric in 2 real processes: both ways train, log, save all ranks' state, resume."""
 
 import csv
+from pathlib import Path
 from typing import Any
 
-import pytest
 from launching import launch
 
 from helpers import skip_without
@@ -14,22 +14,21 @@ MODES = ("gradients", "weights")
 Ranks = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    return launch("with_lightning.py", tmp_path_factory.mktemp("lightning"))
+def test_two_processes(tmp_path: Path) -> None:
+    """One launch for all of it: a framework takes long to import."""
+    both = launch("lightning", "with_lightning.py", tmp_path, "lightning_strategy", "fabric_share")
+    for mode in MODES:
+        trained = [{**each[f"trainer {mode}"], "mode": mode} for each in both]
+        trainer_resumes_to_the_last_bit(trained)
+        trainer_sends_and_logs_a_part(trained)
+        trainer_removes_old_states_with_old_checkpoints(trained)
+        trainer_refusals_name_the_way_out(trained)
+        fabric = [{**each[f"fabric {mode}"], "mode": mode} for each in both]
+        fabric_resumes_to_the_last_bit(fabric)
+        fabric_refusals_name_the_way_out(fabric)
 
 
-@pytest.fixture(params=MODES)
-def trained(request: pytest.FixtureRequest, everything: Ranks) -> Ranks:
-    return [{**each[f"trainer {request.param}"], "mode": request.param} for each in everything]
-
-
-@pytest.fixture(params=MODES)
-def fabric(request: pytest.FixtureRequest, everything: Ranks) -> Ranks:
-    return [{**each[f"fabric {request.param}"], "mode": request.param} for each in everything]
-
-
-def test_trainer_resumes_to_the_last_bit(trained: Ranks) -> None:
+def trainer_resumes_to_the_last_bit(trained: Ranks) -> None:
     for rank in trained:
         assert rank["resumed"] == rank["whole"]
         assert rank["same model saved"]
@@ -38,7 +37,7 @@ def test_trainer_resumes_to_the_last_bit(trained: Ranks) -> None:
     assert len(trained[0]["validated"]) == 3
 
 
-def test_trainer_sends_and_logs_a_part(trained: Ranks) -> None:
+def trainer_sends_and_logs_a_part(trained: Ranks) -> None:
     for rank in trained:
         assert rank["steps"] == 12  # of 24 batches
         assert 0.095 <= rank["report"]["gradsieve/density"] <= 0.105
@@ -50,7 +49,7 @@ def test_trainer_sends_and_logs_a_part(trained: Ranks) -> None:
     assert sum(losses[-4:]) < sum(losses[:4])
 
 
-def test_trainer_removes_old_states_with_old_checkpoints(trained: Ranks) -> None:
+def trainer_removes_old_states_with_old_checkpoints(trained: Ranks) -> None:
     assert trained[0]["folders"] == [
         "gradsieve-epoch=1.ckpt",
         "gradsieve-epoch=2.ckpt",
@@ -59,7 +58,7 @@ def test_trainer_removes_old_states_with_old_checkpoints(trained: Ranks) -> None
     ]
 
 
-def test_trainer_refusals_name_the_way_out(trained: Ranks) -> None:
+def trainer_refusals_name_the_way_out(trained: Ranks) -> None:
     for rank in trained:
         words = rank["refused"]
         assert words["mode"] == "mode must be one of gradients, weights, got 'both'"
@@ -67,16 +66,19 @@ def test_trainer_refusals_name_the_way_out(trained: Ranks) -> None:
         assert "must be in a folder that all ranks see, got memory://gone: mount it" in words["elsewhere"]
 
 
-def test_fabric_resumes_to_the_last_bit(fabric: Ranks) -> None:
+def fabric_resumes_to_the_last_bit(fabric: Ranks) -> None:
     for rank in fabric:
         assert rank["resumed"] == rank["whole"]
         assert rank["saved"] == rank["agreed"]
         assert 0.095 <= rank["report"]["gradsieve/density"] <= 0.105
+    rows = list(csv.DictReader(fabric[0]["log"].splitlines()))
+    assert len(rows) >= 11
+    assert all(0.095 <= float(row["gradsieve/density"]) <= 0.105 for row in rows)
     one, other = fabric
     assert (one["weights"] == other["weights"]) == (one["mode"] == "gradients"), "only replicas of share differ"
 
 
-def test_fabric_refusals_name_the_way_out(fabric: Ranks) -> None:
+def fabric_refusals_name_the_way_out(fabric: Ranks) -> None:
     for rank in fabric:
         assert rank["refused"]["not set up"].startswith(
             "model must be a DistributedDataParallel, got Sequential: pass"

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from launching import launch
 
 from helpers import skip_without
@@ -13,22 +12,22 @@ skip_without("transformers", "accelerate", "tensorboard")
 MODES = ("gradients", "weights")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("transformers")
+IMPORTED = "transformers.trainer,transformers.models.gpt2.modeling_gpt2,torch.utils.tensorboard"
 
 
-@pytest.fixture(scope="module")
-def both(folder: Path) -> list[dict[str, Any]]:
-    return launch("with_transformers.py", folder)
+def test_two_processes(tmp_path: Path) -> None:
+    """One launch for all of it: a framework takes long to import."""
+    both = launch(IMPORTED, "with_transformers.py", tmp_path, "trainer_sparsify")
+    for mode in MODES:
+        ranks = [{**each[mode], "mode": mode} for each in both]
+        resumes_to_the_last_bit(ranks)
+        sends_a_part_per_optimizer_step(ranks)
+        numbers_are_in_the_logs_and_in_tensorboard(ranks, tmp_path)
+        if mode == "weights":
+            evaluates_the_agreed_weights(ranks)
 
 
-@pytest.fixture(params=MODES)
-def ranks(request: pytest.FixtureRequest, both: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**each[request.param], "mode": request.param} for each in both]
-
-
-def test_resumes_to_the_last_bit(ranks: list[dict[str, Any]]) -> None:
+def resumes_to_the_last_bit(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["resumed"] == rank["whole"]
         assert rank["same model saved"]
@@ -39,7 +38,7 @@ def test_resumes_to_the_last_bit(ranks: list[dict[str, Any]]) -> None:
         assert ranks[0]["whole"] != ranks[1]["whole"], "their optimizers are not"
 
 
-def test_sends_a_part_per_optimizer_step(ranks: list[dict[str, Any]]) -> None:
+def sends_a_part_per_optimizer_step(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert (
             rank["steps"] == {"gradients": 7, "weights": 8}[rank["mode"]]
@@ -48,7 +47,7 @@ def test_sends_a_part_per_optimizer_step(ranks: list[dict[str, Any]]) -> None:
     assert [name for name in ranks[0]["files"] if name.startswith("rank-1")], "every rank has its file"
 
 
-def test_numbers_are_in_the_logs_and_in_tensorboard(ranks: list[dict[str, Any]], folder: Path) -> None:
+def numbers_are_in_the_logs_and_in_tensorboard(ranks: list[dict[str, Any]], folder: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logged = [entry for entry in ranks[0]["history"] if "loss" in entry]
@@ -60,9 +59,7 @@ def test_numbers_are_in_the_logs_and_in_tensorboard(ranks: list[dict[str, Any]],
     assert [event.step for event in shown.Scalars("train/gradsieve/density")] == [2, 4, 6, 8]
 
 
-def test_evaluates_the_agreed_weights(ranks: list[dict[str, Any]]) -> None:
-    if ranks[0]["mode"] == "gradients":
-        return
+def evaluates_the_agreed_weights(ranks: list[dict[str, Any]]) -> None:
     found = [[entry["eval_loss"] for entry in rank["history"] if "eval_loss" in entry] for rank in ranks]
     assert found[0] == found[1]
     assert len(found[0]) == 2

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
 from launching import finish, words_of
 from safetensors.torch import load_file
@@ -21,12 +22,39 @@ from gradsieve.integrations import accelerate as integration
 ACCUMULATED, CLIP, STEPS, SAVED_AT = 2, 1.0, 12, 5
 
 
+class Kept(GeneralTracker):
+    """A tracker of Accelerate that keeps what it is given."""
+
+    name, requires_logging_directory = "kept", False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[dict[str, Any]] = []
+
+    @property
+    def tracker(self) -> list[dict[str, Any]]:
+        return self.logged
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        pass
+
+    def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
+        self.logged.append(values)
+
+
 class Run:
     """A training run, as a user of Accelerate writes it."""
 
     def __init__(self, way: str, *, seed: int = 0, precision: str = "no") -> None:
         AcceleratorState._reset_state()
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED, mixed_precision=precision)
+        self.tracker = Kept()
+        self.accelerator = Accelerator(
+            cpu=True,
+            gradient_accumulation_steps=ACCUMULATED,
+            mixed_precision=precision,
+            log_with=self.tracker,
+        )
+        self.accelerator.init_trackers("tests")
         model = network(seed)
         optimizer = (gradsieve.ReplicaAdamW if way == "share" else torch.optim.SGD)(model.parameters(), lr=0.01)
         loader = DataLoader(dataset(), batch_size=16)
@@ -55,6 +83,8 @@ class Run:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             self.losses.append(loss.item())
+            if self.sieve.report is not None:  # share with delay=1 has none in the first step
+                self.accelerator.log({"loss": loss.item(), **self.sieve.report.scalars()})
         return self
 
     def digest(self) -> str:
@@ -104,6 +134,7 @@ def work(folder: Path, way: str) -> dict[str, Any]:
         "losses": run.losses,
         "norms": run.norms,
         "steps": run.steps,
+        "logged": run.tracker.logged,
         "scalars": run.sieve.report.scalars(),
         "files": sorted(path.name for path in (folder / "state").rglob("*") if path.is_file()),
         "model has the agreed weights": all(torch.equal(saved[name], agreed[name]) for name in agreed),

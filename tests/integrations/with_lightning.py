@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from launching import finish, words_of
 from lightning.fabric import Fabric
+from lightning.fabric.loggers import CSVLogger as FabricLogger
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from small import dataset, digest, network, weights_digest
@@ -112,8 +113,9 @@ def with_trainer(folder: Path, mode: str) -> dict[str, Any]:
 
 
 class FabricRun:
-    def __init__(self, mode: str, seed: int = 0) -> None:
-        self.fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    def __init__(self, folder: Path, mode: str, seed: int = 0) -> None:
+        self.log = FabricLogger(folder, name=f"seed-{seed}", version=0)
+        self.fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", loggers=self.log)
         self.fabric.launch()
         model = network(seed)
         self.model, self.optimizer = self.fabric.setup(model, optimizer_for(mode, model))
@@ -134,6 +136,8 @@ class FabricRun:
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=1.0)
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if self.sieve.report is not None:  # share with delay=1 has none in the first step
+                self.fabric.log_dict(self.sieve.report.scalars(), step=step)
         return self
 
     @property
@@ -145,14 +149,15 @@ class FabricRun:
 
 
 def with_fabric(folder: Path, mode: str) -> dict[str, Any]:
-    run = FabricRun(mode).train(0, SAVED_AT)
+    run = FabricRun(folder, mode).train(0, SAVED_AT)
     run.fabric.save(folder / "state.ckpt", run.state)
     agreed = weights_digest(run.model)
     if mode == "weights":
         with run.sieve.shared():
             agreed = weights_digest(run.model)
     run.train(SAVED_AT, STEPS)
-    again = FabricRun(mode, seed=1)
+    run.log.save()
+    again = FabricRun(folder, mode, seed=1)
     again.fabric.load(folder / "state.ckpt", again.state)
     again.train(SAVED_AT, STEPS)
     saved = network()
@@ -165,6 +170,7 @@ def with_fabric(folder: Path, mode: str) -> dict[str, Any]:
         "agreed": agreed,
         "saved": weights_digest(saved),
         "report": run.sieve.report.scalars(),
+        "log": (folder / "seed-0" / "version_0" / "metrics.csv").read_text() if dist.get_rank() == 0 else "",
         "refused": {
             "not set up": words_of(lambda: integration.sparsify(run.fabric, plain)),
             "not a fabric": words_of(lambda: integration.share(None, plain, run.optimizer)),

@@ -11,7 +11,7 @@ from torch import nn
 
 import gradsieve
 from gradsieve.plan import Link, local
-from gradsieve.plan.local import matrix_of, shapes_of
+from gradsieve.plan.local import compressed, matrix_of, shapes_of
 from gradsieve.plan.traffic import SMALL, sparse_step, total
 from gradsieve.plan.ways_of import Job, ways_of
 from gradsieve.worlds import process_group
@@ -26,6 +26,13 @@ class Free(Job):
 
     def cost(self, timed: object) -> float:
         return 0.0
+
+
+class Fixed(Job):
+    """A job whose methods all cost as much."""
+
+    def cost(self, timed: object) -> float:
+        return 0.03
 
 
 def free_plan(n: int, workers: int, link: Link, compute: float = 0.05, **options: object) -> gradsieve.Plan:
@@ -100,6 +107,34 @@ def test_delay_hides_and_every_saves() -> None:
     assert found["plain DDP"] > found["fp16 hook"] > found["gradients 0.1"] > found["gradients 0.001"]
 
 
+def test_what_runs_beside_computing_costs_no_more_than_its_processor_time() -> None:
+    """With delay=1: hidden where a thread has a processor of its own, added where it shares one."""
+    link, compute, spent = Link(1e9), 0.1, 0.03
+
+    def late(crowding: float) -> float:
+        job = Fixed(10**6, shapes_of(10**6), 4, compute, crowding=crowding)
+        found = {way.name: way.step(link) for way in ways_of(job)}
+        assert found["weights 0.01"] > compute + spent
+        return found["weights 0.01 delay=1"]
+
+    assert late(1.0) == pytest.approx(compute)
+    assert late(1.5) == pytest.approx(compute + spent / 2)
+    assert late(2.0) == pytest.approx(compute + spent)
+
+
+def test_plain_ddp_is_slower_where_sending_takes_the_processors_that_compute() -> None:
+    link = Link(1e8, work=2e-9)
+    free, taken = (Fixed(10**7, shapes_of(10**7), 4, 0.9, crowding=crowding) for crowding in (1.0, 2.0))
+    assert ways_of(taken)[0].step(link) > ways_of(free)[0].step(link) == ways_of(free)[0].step(Link(1e8))
+
+
+def test_the_backend_may_need_longer_for_float16() -> None:
+    plain, half, *_ = free_plan(10**7, 4, Link(1e8)).ways
+    slow = Link(1e8, half=3e-9)
+    assert half.step(slow) == pytest.approx(half.step(Link(1e8)) + 3e-9 * 10**7)
+    assert plain.step(slow) == plain.step(Link(1e8))
+
+
 def test_one_worker_sends_nothing() -> None:
     found = free_plan(10**6, 1, Link(1e6), 0.05)
     assert {round(way.step(found.link), 9) for way in found.ways} == {0.05}
@@ -155,6 +190,17 @@ def test_a_model_is_measured() -> None:
 def test_longer_vectors_are_extrapolated_along_a_line() -> None:
     assert local.at_size(3 * local.LARGEST, lambda n: 1.0 + 1e-6 * n) == pytest.approx(1.0 + 3e-6 * local.LARGEST)
     assert local.at_size(1000, lambda n: float(n)) == 1000
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 8))
+def test_powersgd_compresses_what_torch_compresses(rows: int, columns: int, rank: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    state = powerSGD_hook.PowerSGDState(None, rank)
+    expected = powerSGD_hook._should_compress(rows, columns, min(rows, columns, rank), state.min_compression_rate)[
+        0
+    ]
+    assert (compressed((rows, columns), min(rows, columns, rank)) is not None) == expected
 
 
 def test_matrices_of_a_model() -> None:

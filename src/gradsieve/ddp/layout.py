@@ -1,5 +1,6 @@
 """The layout of gradients: one vector of all parameters (the arena), and DDP's buckets, which DDP may rebuild."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -82,6 +83,9 @@ class Layout:
 def checked(model: nn.Module) -> DistributedDataParallel:
     """The model, also if it was compiled, if its gradients can be sparsified."""
     model = getattr(model, "_orig_mod", model)
+    contract = sys.modules.get("torch.distributed._composable.contract")  # whoever applied one has imported it
+    if contract is not None and "replicate" in (contract._get_registry(model) or {}):
+        raise BadInput("ddp_model must be wrapped with DistributedDataParallel, got composable replicate")
     if not isinstance(model, DistributedDataParallel):
         raise BadType(f"ddp_model must be a DistributedDataParallel, got {type(model).__name__}")
     if model.mixed_precision is not None:

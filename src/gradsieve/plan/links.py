@@ -24,6 +24,8 @@ class Link:
     message: seconds that a worker spends on each message beyond that.
     wake: seconds that a collective takes longer when workers come to it from computing, one later than the other.
     backend: "gloo" sums in a ring; "nccl" in a ring or a tree, whichever is faster.
+    work: seconds of a processor that a worker needs for each byte that it sends.
+    half: seconds by which the backend's sum of a float16 takes longer than the sum of two bytes of float32.
     """
 
     bandwidth: float
@@ -31,10 +33,12 @@ class Link:
     message: float = MESSAGE_MS / 1e3
     wake: float = 0.0
     backend: str = "gloo"
+    work: float = 0.0
+    half: float = 0.0
 
     def __post_init__(self) -> None:
         positive("bandwidth", self.bandwidth)
-        for name in ("latency", "message", "wake"):
+        for name in ("latency", "message", "wake", "work", "half"):
             value = getattr(self, name)
             if not 0 <= number(name, value) < math.inf:
                 raise BadInput(f"{name} must be at least 0 and finite, got {value}")

@@ -1,8 +1,8 @@
 """What a step costs beside communication: the real code of each method, timed on this machine.
 
 Sparsifiers run as virtual workers on random gradients, without a network. Vectors of up to `LARGEST` elements are
-timed as they are; longer ones are extrapolated along a line from two sizes. Times are those of the processor, one
-thread, so that other programs on the machine disturb them little.
+timed as they are, `WHOLE` where only a few passes over them are made; longer ones are extrapolated along a line
+from two sizes. Times are those of the processor, one thread, so that other programs disturb them little.
 """
 
 import math
@@ -20,20 +20,21 @@ from gradsieve.sparsifiers.exdyna.threshold import WITHOUT_CUT
 from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds.virtual import VirtualWorld
 
-LARGEST = 1 << 19  # elements that are timed; more do not fit into caches, either
+LARGEST, WHOLE = 1 << 19, 1 << 24  # elements that are timed, with a sparsifier and without one
 WARM_UP = WITHOUT_CUT + 4  # steps before a sparsifier knows its threshold
 REPEATS = 5  # timed steps, of which the median counts
+MIN_COMPRESSION = 2  # PowerSGD's `min_compression_rate`
 MATRIX = 1024  # rows and columns of the matrices that a model is taken to have where only its size is known
 Shapes = Sequence[Sequence[int]]
 
 
-def at_size(n: int, timed: Callable[[int], float]) -> float:
+def at_size(n: int, timed: Callable[[int], float], largest: int = LARGEST) -> float:
     """Seconds at n elements, from `timed` at n, or from two smaller sizes."""
-    if n <= LARGEST:
+    if n <= largest:
         return timed(n)
-    small, large = timed(LARGEST // 4), timed(LARGEST)
-    each = max(0.0, large - small) / (LARGEST - LARGEST // 4)
-    return large + each * (n - LARGEST)
+    small, large = timed(largest // 4), timed(largest)
+    each = max(0.0, large - small) / (largest - largest // 4)
+    return large + each * (n - largest)
 
 
 def gradients(n: int, sparsifier: str, density: float, values: str) -> float:
@@ -95,7 +96,7 @@ def _weights(n: int, density: float, values: str, workers: int) -> float:
 
 def dense(n: int) -> float:
     """Seconds for what plain DDP does with a gradient besides sending it: divide by the number of workers."""
-    return at_size(n, lambda size: _timed(torch.ones(size).div_, 1.0))
+    return at_size(n, lambda size: _timed(torch.ones(size).div_, size, 1.0), WHOLE)
 
 
 def half(n: int) -> float:
@@ -103,40 +104,65 @@ def half(n: int) -> float:
 
     def timed(size: int) -> float:
         x = torch.ones(size)
-        return _timed(lambda: x.copy_(x.to(torch.float16).div_(2)))
+        return _timed(lambda: x.copy_(x.to(torch.float16).div_(2)), size)
 
-    return at_size(n, timed)
+    return at_size(n, timed, WHOLE)
 
 
 def power(shapes: Shapes, rank: int) -> float:
-    """Seconds of PowerSGD's own products, orthogonalisation and error feedback, for all matrices of a model."""
-    spent = 0.0
-    known: dict[tuple[int, int], float] = {}
-    for shape in map(matrix_of, shapes):
-        if shape is not None:
-            if shape not in known:
-                known[shape] = at_size(shape[0] * shape[1], lambda size, s=shape: _power(size, s, rank))  # type: ignore[misc]
-            spent += known[shape]
-    return spent
+    """Seconds of PowerSGD's error feedback, orthogonalisation and products, for all tensors of a model.
+
+    Of a model with more than `WHOLE` elements its first tensors are timed; others take as long per element.
+    """
+    taken: list[Sequence[int]] = []
+    n = sum(map(math.prod, shapes))
+    for shape in shapes:
+        taken.append(shape)
+        if sum(map(math.prod, taken)) >= WHOLE:
+            break
+    timed = sum(map(math.prod, taken))
+    return _power(taken, rank) * n / timed if timed else 0.0
 
 
-def _power(size: int, shape: tuple[int, int], rank: int) -> float:
-    rows = min(shape[0], math.isqrt(size * shape[0] // shape[1]) or 1)
-    grad = torch.ones(rows, max(1, size // rows))
-    error, q = torch.zeros_like(grad), torch.randn(grad.shape[1], rank)
+def _power(shapes: Shapes, rank: int) -> float:
+    """As torch's `powerSGD_hook` with its defaults, between the all-reduces."""
+    sizes = [math.prod(shape) for shape in shapes]
+    grad = torch.randn(sum(sizes))
+    error = torch.zeros_like(grad)
+    factors = []
+    for piece, shape in zip(grad.split(sizes), shapes, strict=True):
+        if (matrix := compressed(shape, rank)) is not None:
+            factors.append((piece.view(matrix), *(torch.randn(side, rank) for side in matrix)))
 
     def step() -> None:
+        nonlocal error
         grad.add_(error)
-        error.copy_(grad)
-        p = torch.linalg.qr(grad @ q).Q
-        torch.matmul(p, (grad.t() @ p).t(), out=grad)
-        error.sub_(grad)
+        before = grad.clone()
+        for _, _, q in factors:
+            q.copy_(torch.linalg.qr(q).Q)
+        for matrix, p, q in factors:
+            torch.mm(matrix, q, out=p)
+        for _, p, _ in factors:
+            p.copy_(torch.linalg.qr(p).Q)
+        for matrix, p, q in factors:
+            torch.mm(matrix.t(), p, out=q)
+        for matrix, p, q in factors:
+            torch.mm(p, q.t(), out=matrix)
+        error = before - grad
 
-    return _timed(step)
+    return _timed(step, len(grad))
+
+
+def compressed(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
+    """The matrix that PowerSGD sends as two factors; None for a parameter that it sends as it is."""
+    matrix = matrix_of(shape)
+    if matrix is None or MIN_COMPRESSION * sum(matrix) * rank >= math.prod(matrix):
+        return None
+    return matrix
 
 
 def matrix_of(shape: Sequence[int]) -> tuple[int, int] | None:
-    """The matrix that PowerSGD sees in a parameter; None for one that it sends as it is."""
+    """The matrix that PowerSGD sees in a parameter; None for a vector."""
     if len(shape) < 2 or math.prod(shape) == 0:
         return None
     return shape[0], math.prod(shape[1:])
@@ -160,8 +186,15 @@ class _Turns:
         return self._base.roll(shift)
 
 
-def _timed(work: Callable[..., object], *arguments: object) -> float:
-    return _median(lambda: _spent(lambda: work(*arguments)), 1)
+def _timed(work: Callable[..., object], n: int, *arguments: object) -> float:
+    """Seconds of work on n elements, when other memory was used since the last time, as training does."""
+    other = torch.empty(3 * n)
+
+    def step() -> float:
+        other.fill_(1.0)
+        return _spent(lambda: work(*arguments))
+
+    return _median(step, 1)
 
 
 def _median(step: Callable[[], float], warm_up: int) -> float:

@@ -73,9 +73,9 @@ def plan(
     world = ProcessGroupWorld() if dist.is_available() and dist.is_initialized() else None
     link, workers = _network(link, latency_ms, workers, backend, world, device)
     compute = _compute(model, step_ms, loss, world, device)
-    busy = 1.0 if world is None else probe.mean(probe.contention(), world, device)
+    busy, crowding = (1.0, 1.0) if world is None else probe.contention(world, device)
     ops.warm_up()
-    job = Job(n, shapes, workers, compute, busy)
+    job = Job(n, shapes, workers, compute, busy, crowding)
     return Plan(n, workers, link, compute, ways_of(job, sparsifier, densities, every, ranks, values, overlap))
 
 

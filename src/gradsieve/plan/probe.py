@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,9 @@ REPEATS = 15  # of which the median counts
 _SIDE, _PRODUCTS = 256, 3  # matrix products between two collectives, a millisecond or so of work
 LONG_S = 0.25  # seconds of an all-reduce from which the bandwidth can be read
 FIRST, LARGEST = 1 << 16, 1 << 26  # bytes of all-reduces, each four times the one before
+SUMS = 2  # long all-reduces
 STEPS, WARM_UP = 5, 2  # of training
-BUSY_S = 0.15  # seconds of processor time that show whether it is shared
+BUSY_S = 0.3  # seconds of work that show whether the processor is shared
 
 
 def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
@@ -52,11 +54,17 @@ def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
     hop = min(ring_again / (2 * (world.size - 1)), again)
     message = (again - hop) / (world.size - 2) if world.size > 2 else 0.0
     wake = max(0.0, first - work - again)
-    bandwidth = _bandwidth(world, device, wake + ring_again)
-    return Link(bandwidth, max(0.0, hop - message), message, wake, backend)
+    size, taken, work = _long_sum(world, device)
+    sent = ring_all_reduce_bytes(size, world.size)
+    bandwidth = sent / max(taken - wake - ring_again, 1e-9)
+    halves = torch.zeros(size // 2, dtype=torch.float16, device=device)
+    longer = _seconds(world, device, lambda: dist.all_reduce(halves, group=world.group), SUMS) - taken
+    half = max(0.0, longer) / len(halves)
+    return Link(bandwidth, max(0.0, hop - message), message, wake, backend, work / sent, half)
 
 
-def _bandwidth(world: ProcessGroupWorld, device: torch.device, latency: float) -> float:
+def _long_sum(world: ProcessGroupWorld, device: torch.device) -> tuple[int, float, float]:
+    """Bytes of an all-reduce whose time shows the bandwidth, its seconds, and those of a processor."""
     size = FIRST
     while True:
         x = torch.zeros(size // 4, device=device)
@@ -64,8 +72,9 @@ def _bandwidth(world: ProcessGroupWorld, device: torch.device, latency: float) -
         if taken >= LONG_S or size >= LARGEST:
             break
         size *= 4
-    taken = min(taken, _seconds(world, device, lambda: dist.all_reduce(x, group=world.group), 2))
-    return ring_all_reduce_bytes(size, world.size) / max(taken - latency, 1e-9)
+    before = time.process_time()
+    again = _seconds(world, device, lambda: dist.all_reduce(x, group=world.group), SUMS)
+    return size, min(taken, again), mean((time.process_time() - before) / SUMS, world, device)
 
 
 def _seconds(world: ProcessGroupWorld, device: torch.device, work: Callable[[], object], repeats: int) -> float:
@@ -100,20 +109,30 @@ def _wait(model: nn.Module) -> None:
         torch.cuda.synchronize()
 
 
-def contention() -> float:
-    """How many times longer work takes here than the processor needs for it: 1 where nobody else wants it.
+def contention(world: ProcessGroupWorld, device: torch.device) -> tuple[float, float]:
+    """How many times longer work takes than the processor needs for it, where nobody else wants it: 1; and how many
+    times longer than that, while a second thread of each worker works, too. Every rank must call it.
 
-    Ranks that share a machine call it at the same time, and so see what each other takes.
+    Ranks that share a machine work at the same time, and so see what each other takes.
     """
-    x = torch.ones(1 << 16)
-    threads = torch.get_num_threads()
+    found, before = [], torch.get_num_threads()
     torch.set_num_threads(1)
-    wall, used = time.perf_counter(), time.thread_time()
-    while time.thread_time() - used < BUSY_S:
+    for threads in (1, 2):
+        dist.barrier(group=world.group)
+        with ThreadPoolExecutor(threads) as pool:
+            found.append(statistics.fmean(pool.map(lambda _: _longer(), range(threads))))
+    torch.set_num_threads(before)
+    one, two = (mean(each, world, device) for each in found)
+    return max(1.0, one), min(max(1.0, two / max(1.0, one)), 2.0)  # two threads share a processor at worst
+
+
+def _longer() -> float:
+    """Of work that takes `BUSY_S`, however much that is."""
+    x = torch.ones(1 << 16)
+    started, used = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - started < BUSY_S:
         x.mul_(1.0)
-    taken, spent = time.perf_counter() - wall, time.thread_time() - used
-    torch.set_num_threads(threads)
-    return max(1.0, taken / spent)
+    return (time.perf_counter() - started) / max(time.thread_time() - used, 1e-9)
 
 
 def mean(value: float, world: ProcessGroupWorld, device: torch.device) -> float:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from gradsieve.comm.collectives import Collective
 from gradsieve.comm.traffic import Traffic, ring_all_reduce_bytes
 from gradsieve.plan import traffic
 from gradsieve.plan.links import Link
-from gradsieve.plan.local import Shapes, matrix_of
+from gradsieve.plan.local import Shapes, compressed
 
 FORWARD = 1 / 3  # of the computing time: a backward pass has about twice the operations
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes of DDP's buckets of float32
@@ -26,6 +25,8 @@ class Way(ABC):
     compute: seconds of a step without any exchange.
     local: seconds that an exchange costs beside communication.
     memory: bytes beyond the model, its gradient and the optimizer's state.
+    crowding: how many times longer computing takes while a second thread of each worker computes: 1 where it has a
+        processor of its own, 2 where both share one.
     """
 
     family: str
@@ -33,6 +34,7 @@ class Way(ABC):
     compute: float
     local: float
     memory: float
+    crowding: float
 
     @property
     def name(self) -> str:
@@ -57,6 +59,10 @@ class Way(ABC):
     def step(self, link: Link) -> float:
         """Seconds of a step, on average."""
 
+    def held_up(self, beside: float, computing: float) -> float:
+        """Seconds that computing takes longer, when a processor works so long for an exchange beside it."""
+        return (self.crowding - 1) * min(beside, computing)
+
 
 @dataclass(frozen=True)
 class Buckets(Way):
@@ -79,8 +85,11 @@ class Buckets(Way):
 
     def step(self, link: Link) -> float:
         backward = (1 - FORWARD) * self.compute
+        backward += self.held_up(link.work * self.traffic.ring_bytes, backward)
         ready = [FORWARD * self.compute + backward * done / self.n for done in accumulate(self.buckets)]
-        return link.all_reduce([size * self.width for size in self.buckets], self.workers, ready) + self.local
+        summed = link.half * self.n if self.width == 2 and self.workers > 1 else 0.0
+        sizes = [size * self.width for size in self.buckets]
+        return link.all_reduce(sizes, self.workers, ready) + summed + self.local
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,8 @@ class Factors(Way):
         """Bytes of what stays as it is, of the left factors and of the right ones."""
         plain = left = right = 0
         for shape in self.shapes:
-            matrix = matrix_of(shape)
-            if matrix is None or sum(matrix) * self.rank >= math.prod(matrix):
+            matrix = compressed(shape, self.rank)
+            if matrix is None:
                 plain += math.prod(shape)
             else:
                 left, right = left + matrix[0] * self.rank, right + matrix[1] * self.rank
@@ -150,8 +159,10 @@ class Sieved(Way):
         return Traffic(found.calls, found.handed_bytes, found.ring_bytes / self.every)
 
     def step(self, link: Link) -> float:
-        communicate = sum(traffic.seconds(call, self.workers, link) for call in self.calls)
-        if self.delay:  # a thread beside the training loop, which gives way to it only now and then
-            handed_over = sys.getswitchinterval() * len(self.calls) if self.workers > 1 else 0.0
-            communicate = max(0.0, communicate + handed_over - self.compute)
-        return self.compute + (self.local + communicate) / self.every
+        exchange = self.local + sum(traffic.seconds(call, self.workers, link) for call in self.calls)
+        if self.delay:  # in a thread beside the training loop
+            held_up = self.held_up(
+                self.local + link.work * traffic.total(self.calls, self.workers).ring_bytes, self.compute
+            )
+            exchange = max(0.0, exchange - self.compute) + held_up
+        return self.compute + exchange / self.every

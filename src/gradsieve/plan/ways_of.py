@@ -26,6 +26,7 @@ class Job:
     workers: int
     compute: float  # seconds of a step
     contention: float = 1.0  # seconds that a second of a processor takes
+    crowding: float = 1.0  # times longer that computing takes beside a second thread
 
     def cost(self, timed: Callable[[], float]) -> float:
         """Seconds that work takes here which takes a processor so long."""
@@ -51,15 +52,15 @@ def ways_of(
 
 
 def _usual(job: Job, ranks: Sequence[int]) -> list[Way]:
-    n, shapes, common = job.n, job.shapes, (job.workers, job.compute)
-    return [
-        Buckets("plain DDP", *common, job.cost(lambda: local.dense(n)), 0, n, 4),
-        Buckets("fp16 hook", *common, job.cost(lambda: local.half(n)), 2 * n, n, 2),
-        *(
-            Factors(f"PowerSGD rank {r}", *common, job.cost(lambda r=r: local.power(shapes, r)), 4 * n, shapes, r)  # type: ignore[misc]
-            for r in ranks
-        ),
+    n, shapes, common, crowding = job.n, job.shapes, (job.workers, job.compute), job.crowding
+    found: list[Way] = [
+        Buckets("plain DDP", *common, job.cost(lambda: local.dense(n)), 0, crowding, n, 4),
+        Buckets("fp16 hook", *common, job.cost(lambda: local.half(n)), 2 * n, crowding, n, 2),
     ]
+    for rank in ranks:
+        spent = job.cost(lambda rank=rank: local.power(shapes, rank))  # type: ignore[misc]
+        found.append(Factors(f"PowerSGD rank {rank}", *common, spent, 8 * n, crowding, shapes, rank))
+    return found
 
 
 def _gradients(job: Job, sparsifier: str, density: float, values: str, overlap: float) -> Way:
@@ -67,15 +68,13 @@ def _gradients(job: Job, sparsifier: str, density: float, values: str, overlap: 
     calls = sparse_step(job.n, density, job.workers, overlap=picked, values=values)
     spent = job.cost(lambda: local.gradients(job.n, sparsifier, density, values))
     memory = 4 * job.n + _PICK_BYTES * elements(density, job.n)
-    return Sieved("gradients", job.workers, job.compute, spent, memory, calls, density, values=values)
+    common = (job.workers, job.compute, spent, memory, job.crowding)
+    return Sieved("gradients", *common, calls, density, values=values)
 
 
 def _weights(job: Job, density: float, every: Sequence[int], values: str) -> list[Way]:
     calls = sparse_step(job.n, density, job.workers, values=values)
     spent = job.cost(lambda: local.weights(job.n, density, values, job.workers))
     memory = 4 * job.n + _ROUND_BYTES * elements(density, job.n)
-    return [
-        Sieved("weights", job.workers, job.compute, spent, memory, calls, density, often, delay, values)
-        for often in every
-        for delay in (0, 1)
-    ]
+    common = (job.workers, job.compute, spent, memory, job.crowding)
+    return [Sieved("weights", *common, calls, density, often, delay, values) for often in every for delay in (0, 1)]

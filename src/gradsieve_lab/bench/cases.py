@@ -102,6 +102,7 @@ def _attach(ddp: DistributedDataParallel, name: str, density: float, options: di
         return None
     if name in POWERSGD:
         state = powerSGD_hook.PowerSGDState(None, int(name.split()[-1]), start_powerSGD_iter=2)
+        state.iter = 2  # its first steps would send everything: slow, and nothing here depends on it
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return None
     if name in NARROW:
