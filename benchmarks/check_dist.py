@@ -59,7 +59,7 @@ def try_out(wheel: Path) -> None:
         inside = next((Path(scratch) / "venv" / "lib").glob("python*/site-packages"))
         # Behind the environment's own packages: this one's gradsieve is never found there.
         (inside / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        subprocess.run([python, "-c", TRAIN, scratch], check=True, cwd=scratch)
+        subprocess.run([python, "-I", "-c", TRAIN, scratch], check=True, cwd=scratch)  # whatever PYTHONPATH names
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def test_everything_sent_once_costs_a_dense_step() -> None:
     totals = Totals(1_000, 4).with_silent_step().with_full_exchange()
     assert totals.bytes_sent == totals.dense_step_bytes == 6_000
     assert totals.fewer == 1.0
+    assert str(totals).startswith("1 step, ")
     assert Totals(1_000, 4).fewer is None
 
 

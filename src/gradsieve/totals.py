@@ -61,7 +61,7 @@ class Totals:
         skipped = f" ({self.skipped} skipped)" if self.skipped else ""
         hidden = f", {self.hidden_s:.1f} s of it hidden behind computing" if self.hidden_s else ""
         return (
-            f"{self.steps:,} steps{skipped}, density {self.density:.3%} on average, "
+            f"{self.steps:,} step{'s' * (self.steps != 1)}{skipped}, density {self.density:.3%} on average, "
             f"{_size(self.bytes_sent)} sent per worker{times}, "
             f"{self.communicated_s:.1f} s of communication{hidden}"
         )

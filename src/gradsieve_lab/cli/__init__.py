@@ -15,13 +15,14 @@ from gradsieve_lab.cli.demo import demo
 from gradsieve_lab.conditions import commit, conditions
 from gradsieve_lab.netlab.rootless import may_restart
 
-FIRST_STEPS = """Train data-parallel models over slow networks: about 1 % of the model travels per step.
+FIRST_STEPS = """Train data-parallel models over slow networks: send about 1 % per step.
 
   gradsieve demo                          see it on this machine, in 4 minutes
   gradsieve compare mlp --steps 100       compare methods on a small task
   gradsieve lab run -- python train.py    your own DDP script over slow links
 
-All commands: gradsieve --help. In a script of your own, start with gradsieve.sparsify or gradsieve.share."""
+All commands: gradsieve --help.
+In a script of your own, start with gradsieve.sparsify or gradsieve.share."""
 app = typer.Typer(
     invoke_without_command=True,
     add_completion=True,

@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import typer
@@ -17,7 +18,7 @@ def _option(kind: Any, help: str, default: Any) -> inspect.Parameter:
 _FROM_RECIPE = "default: the task's recipe."
 _OPTIONS = {
     "density": _option(float, "Fraction of the gradient to send in a step, in (0, 1].", 0.01),
-    "workers": _option(int | None, "How many workers; default: 4, or one a lab host.", None),
+    "workers": _option(int | None, "How many workers; default: 4, or one per lab host.", None),
     "lab_hosts": _option(int, "Run on this many hosts, with slow links between them (Linux).", 0),
     "lab_rate": _option(str, "Their links: 100mbit, or up/down, or one each; default: 1gbit.", ""),
     "steps": _option(int, f"Training steps; {_FROM_RECIPE}", 0),
@@ -31,7 +32,7 @@ _OPTIONS = {
     "skew": _option(float, "Fraction of a shard sorted by label, in [0, 1].", 0.0),
     "optimizer": _option(str, f"sgd or adam; {_FROM_RECIPE}", ""),
     "lr": _option(float, "Learning rate; default: the recipe's, scaled with the batch.", 0.0),
-    "momentum": _option(float | None, f"Of sgd; {_FROM_RECIPE}", None),
+    "momentum": _option(float | None, f"Momentum of sgd; {_FROM_RECIPE}", None),
     "weight_decay": _option(float | None, f"Weight decay; {_FROM_RECIPE}", None),
     "clip": _option(float | None, f"Largest gradient norm, 0 for no limit; {_FROM_RECIPE}", None),
     "warm_up": _option(float | None, f"Fraction of steps with a rising rate; {_FROM_RECIPE}", None),
@@ -43,11 +44,17 @@ _OPTIONS = {
 }
 
 
-def run_options(command: Callable[..., None], *, without: Sequence[str] = ()) -> Callable[..., None]:
+def run_options(
+    command: Callable[..., None],
+    *,
+    without: Sequence[str] = (),
+    instead: Mapping[str, inspect.Parameter] = MappingProxyType({}),
+) -> Callable[..., None]:
     """Give a command all options of a run; it receives them as one dict, its argument `options`.
 
     Args:
         without: options that make no sense for this command.
+        instead: options that it explains in words of its own.
     """
     own = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
@@ -56,8 +63,9 @@ def run_options(command: Callable[..., None], *, without: Sequence[str] = ()) ->
         for name, parameter in own.parameters.items()
         if name != "options"
     ]
+    known = {**_OPTIONS, **instead}
     left_out = (*own.parameters, *without)
-    shared = [parameter.replace(name=name) for name, parameter in _OPTIONS.items() if name not in left_out]
+    shared = [parameter.replace(name=name) for name, parameter in known.items() if name not in left_out]
 
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
@@ -69,4 +77,9 @@ def run_options(command: Callable[..., None], *, without: Sequence[str] = ()) ->
     return wrapper
 
 
-virtual_options = functools.partial(run_options, without=("lab_hosts", "lab_rate"))
+# Nobody waits for a virtual worker, and none lives on a host.
+virtual_options = functools.partial(
+    run_options,
+    without=("lab_hosts", "lab_rate", "timeout"),
+    instead={"workers": _option(int | None, "How many workers; default: 4.", None)},
+)

@@ -8,6 +8,7 @@ from gradsieve_lab.runs.records import Line, Run
 from gradsieve_lab.tasks.base import Metric
 
 CLOSE = 0.01  # one point, or one percent: as good as dense
+SAME_TIME = 1.05  # less than that between two times is no difference to speak of
 
 
 def reached(run: Run, goal: float) -> Line | None:
@@ -49,13 +50,13 @@ def verdict(runs: Sequence[Run], labels: Sequence[str]) -> str:
     line = found[label]
     others = _there(peers, goal)
     first = min(others, key=lambda name: others[name]["seconds"], default=None)
-    said = (
-        f"{label} is as good as plain DDP ({_value(dense, dense.metrics[-1]['value'])}) after "
-        f"{duration(line['seconds'])} instead of {duration(start['seconds'])}"
-        f"{_sooner(start['seconds'], line['seconds'])}, with {_fewer(start['bytes'], line['bytes'])}"
-    )
     end = ours[label].metrics[-1]["value"]
-    said += f", and ends at {_value(dense, end)} when the time is up"
+    said = (
+        f"{label} is as good as plain DDP {_sooner(start['seconds'], line['seconds'])} and with "
+        f"{_fewer(start['bytes'], line['bytes'])} ({_value(dense, dense.metrics[-1]['value'])} after "
+        f"{duration(line['seconds'])} instead of {duration(start['seconds'])}), and ends at "
+        f"{_value(dense, end)} when the time is up"
+    )
     if first is not None and others[first]["seconds"] < line["seconds"]:
         said += f"; {first} is there sooner still, after {duration(others[first]['seconds'])}"
     return said + "."
@@ -88,13 +89,13 @@ def in_words(metric: Metric, value: float) -> str:
 
 
 def _sooner(before: float, now: float) -> str:
-    if before <= 0 or now <= 0:
-        return ""
-    return (
-        f", {times(before / now)[:-1]} times sooner"
-        if now <= before
-        else f", {times(now / before)[:-1]} times later"
-    )
+    """
+    >>> _sooner(12.0, 4.0), _sooner(4.0, 12.0), _sooner(4.0, 3.9)
+    ('3.0 times sooner', '3.0 times later', 'at the same time')
+    """
+    if min(before, now) <= 0 or max(before, now) < SAME_TIME * min(before, now):
+        return "at the same time"
+    return f"{times(before / now)[:-1]} times sooner" if now < before else f"{times(now / before)[:-1]} times later"
 
 
 def _fewer(before: float, now: float) -> str:
