@@ -1,5 +1,5 @@
-"""What mkdocs does beside its configuration: pages that are files of the repository, with their links corrected, and no
-script of anybody's server."""
+"""What mkdocs does beside its configuration: pages that are files of the repository, with their links corrected;
+search without another server's script."""
 
 from pathlib import Path
 from typing import Any
