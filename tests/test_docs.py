@@ -90,8 +90,19 @@ def test_python_block(block: Block, tmp_path: Path) -> None:
         assert losses[-1] < losses[0]
         assert "times fewer bytes than plain DDP" in done.stdout
         return
+    run(block, block.text)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("block", of("diff"), ids=str)
+def test_diff_block(block: Block) -> None:
+    """What is left after the change."""
+    run(block, "\n".join(line[1:] for line in block.text.splitlines() if line[:1] in "+ "))
+
+
+def run(block: Block, text: str) -> None:
     given: dict[str, Any] = {"build": build, "gradsieve": gradsieve, "nn": nn, "model": build()}
-    exec(compile(block.text, str(block), "exec"), given | {"DistributedDataParallel": DistributedDataParallel})
+    exec(compile(text, str(block), "exec"), given | {"DistributedDataParallel": DistributedDataParallel})
 
 
 def commands() -> list[tuple[str, str]]:
