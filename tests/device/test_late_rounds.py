@@ -37,8 +37,14 @@ def named(values: list[Any]) -> dict[str, Any]:
     return {str(number): host(value) for number, value in enumerate(values)}
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("name", ["exdyna", "micro"])
+@pytest.mark.parametrize(
+    ("name", "delay"),
+    [
+        ("exdyna", 0),
+        ("micro", 1),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("exdyna", 1), ("micro", 0))),
+    ],
+)
 def test_device_and_cpu_agree_to_the_last_bit(name: str, delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"blocks": 40} if name == "exdyna" else {}
     here = Workers(2, 0.1, name, delay=delay, options=options)
@@ -56,11 +62,11 @@ def test_device_and_cpu_agree_to_the_last_bit(name: str, delay: int, monkeypatch
         assert all(replica.state.bounds == there.replicas[0].state.bounds for replica in there.replicas)
 
 
-@pytest.mark.parametrize("name", ["exdyna", "micro"])
-def test_one_wait_in_every_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wait_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the first ones, while borders move; `micro` is counted in test_waits.py."""
     put_replicas_on_device(monkeypatch)
     for settings in ({}, {"values": "fp8"}):
-        workers = Workers(2, 0.05, name, settings=settings)
+        workers = Workers(2, 0.05, settings=settings)
         for step in range(4):
             uneven(workers, step)
             with watch() as seen:
@@ -123,7 +129,7 @@ def test_restored_a_round_later(monkeypatch: pytest.MonkeyPatch) -> None:
         test_share_laws.check_round(workers)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_saved_and_loaded_equals_never_stopped(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
     put_replicas_on_device(monkeypatch)
     test_share_laws.test_saved_and_loaded_equals_never_stopped("exdyna", delay)

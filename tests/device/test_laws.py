@@ -47,8 +47,13 @@ def test_device_and_cpu_agree_to_the_last_bit(sparsifier: str) -> None:
     check_same(sparsifier, "fp32")
 
 
-@pytest.mark.parametrize("values", ["bf16", "fp8"])
-@pytest.mark.parametrize("name", ["exdyna", "topk", "oktopk"])
+NARROW = [(name, values) for name in ("exdyna", "topk", "oktopk") for values in ("bf16", "fp8")]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [*NARROW[1:3], *(pytest.param(*each, marks=pytest.mark.slow) for each in (NARROW[:1] + NARROW[3:]))],
+)
 def test_so_they_do_with_narrow_values(name: str, values: str) -> None:
     check_same(name, values)
 
@@ -92,7 +97,10 @@ def test_share_with_weights_that_are_not_finite() -> None:
         test_share_laws.test_weights_that_are_not_finite(name, math.inf)
 
 
-@pytest.mark.parametrize("dtype", test_share_laws.DTYPES)
+SLOW_DTYPES = [pytest.param(each, marks=pytest.mark.slow) for each in (torch.float32, torch.float16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, *SLOW_DTYPES])
 def test_share_of_other_types(dtype: torch.dtype) -> None:
     workers = test_share_laws.Workers(3, 0.05, "exdyna", dtype=dtype, delay=1)
     for step in range(5):

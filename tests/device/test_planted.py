@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from on_sim import SimGroup
+from on_sim import SimGroup, put_replicas_on_device
 from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.comm import exchange
+from gradsieve.share.background import Background
+from gradsieve.share.driver import Driver, Outcome
 from gradsieve.sparsifiers.exdyna import sparsifier as exdyna
+from gradsieve.sparsifiers.exdyna import threshold
 from gradsieve.worlds.streams import SideStream
 from helpers import gradients
 from sim_device import DEVICE, UnsynchronisedRead, to_host, to_sim, watch
+from virtual_replicas import Workers
 
 
 def run_steps(count: int = 3) -> int:
@@ -35,6 +39,30 @@ def test_a_cross_device_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "health_flag", lambda like, step: torch.zeros(1))
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         run_steps()
+
+
+def test_a_tensor_on_the_host_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = threshold.row
+    monkeypatch.setattr(threshold, "row", lambda *given: to_host(real(*given)))
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        run_steps()
+
+
+def test_a_round_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_replicas_on_device(monkeypatch)
+    workers, background = Workers(2), Background[list[Outcome]]("planted", SideStream(DEVICE))
+    workers.driver = Driver(workers.replicas, workers.driver.world, 1, background)
+
+    def step(index: int) -> None:
+        workers.driver.wait()  # as before an optimizer's step
+        workers.step(index)
+
+    step(0)
+    step(1)
+    monkeypatch.setattr(SideStream, "join", lambda self: None)
+    with pytest.raises(UnsynchronisedRead, match="on another stream, without waiting"):
+        step(2)
+    background.close()
 
 
 def test_a_hidden_item(monkeypatch: pytest.MonkeyPatch) -> None:
