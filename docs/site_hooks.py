@@ -7,7 +7,7 @@ from typing import Any
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parent.parent
-WORKER = "assets/iframe-worker.js"  # without it, search is hidden in pages that are opened from a folder
+WORKER = "assets/folder-search.js"  # without it, search is hidden in pages that are opened from a folder
 THEIRS = "https://unpkg.com/iframe-worker/shim"
 INCLUDED = {"contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
 
