@@ -2,13 +2,13 @@
 
 import datetime
 import functools
+import importlib.metadata
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import numba
 import numpy
 import torch
 
@@ -22,7 +22,7 @@ def conditions() -> dict[str, str]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numba": numba.__version__,
+        "numba": importlib.metadata.version("numba"),
         "numpy": numpy.__version__,
         "machine": f"{_cpu()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 FRAMEWORKS = ("accelerate", "lightning", "ray", "transformers")
+SLOW_TO_IMPORT = ("numba", "plotly", "scipy", "sklearn")
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -18,7 +19,8 @@ def test_the_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == f"{name} is not installed: pip install 'gradsieve[integrations]'"
 
 
-def test_gradsieve_imports_no_framework() -> None:
-    code = f"import sys, gradsieve, gradsieve.integrations.common; assert not {set(FRAMEWORKS)} & set(sys.modules)"
+def test_import_and_help_load_no_framework_and_nothing_slow() -> None:
+    code = "import sys, gradsieve_lab.cli, gradsieve.integrations.common; "
+    code += f"found = {set(FRAMEWORKS + SLOW_TO_IMPORT)} & set(sys.modules); assert not found, found"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

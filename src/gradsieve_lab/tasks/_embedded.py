@@ -4,7 +4,6 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
-import sklearn.datasets
 
 from gradsieve_lab.tasks._files import Images
 from gradsieve_lab.tasks._tables import Sentences
@@ -18,6 +17,8 @@ string textwrap threading tokenize traceback uuid"""
 
 def digits() -> tuple[Images, Images]:
     """Training and test images of 8 x 8 pixels from 0 to 16, mixed: those of one writer follow each other."""
+    import sklearn.datasets  # seconds
+
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
     x, y = images[order].astype(np.uint8).reshape(-1, 1, 8, 8), labels[order].astype(np.int64)

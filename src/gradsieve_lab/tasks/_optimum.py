@@ -1,7 +1,6 @@
 """The minimum of regularised logistic regression, to machine precision."""
 
 import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -15,6 +14,8 @@ CG_ACCURACY = 1e-6
 
 def minimise(rows: Tensor, signs: Tensor, l2: float) -> tuple[Tensor, float]:
     """The weights and the value: L-BFGS from zero, then Newton steps as long as they make the gradient smaller."""
+    import scipy.optimize  # seconds
+
     a, y, count = rows.double(), signs.double(), len(rows)
 
     def objective(x: Tensor) -> tuple[float, Tensor]:

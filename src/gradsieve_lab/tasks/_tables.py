@@ -5,7 +5,6 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import sklearn.datasets
 
 from gradsieve_lab.tasks._files import read, read_text
 from gradsieve_lab.tasks.base import DataError
@@ -57,6 +56,8 @@ def read_ratings(path: Path) -> np.ndarray:
 
 def read_svmlight(path: Path, features: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Rows of features and a class of -1 or 1 each. features: how many there are; 0 is as many as occur."""
+    import sklearn.datasets  # seconds
+
     try:
         rows, labels = sklearn.datasets.load_svmlight_file(
             io.BytesIO(read(path)), n_features=features or None, dtype=np.float32
