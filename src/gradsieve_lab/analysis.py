@@ -35,7 +35,7 @@ class ConstantThreshold:
 def total_error(norms_squared: Tensor | Iterable[float | Tensor | Iterable[float]]) -> float:
     """`sum_t mean_r ||e_r,t||^2`: the sum over steps of the workers' mean squared norm of the residual.
 
-    norms_squared: one number a step, as records have it ("error"), or one a worker for each step.
+    norms_squared: one number per step, as in records ("error"), or one per worker and step.
 
     >>> total_error([1.0, 2.5])
     3.5

@@ -219,7 +219,7 @@ def _watch(
 def _cause(code: int) -> str:
     if code < 0:
         return f"it was killed by signal {-code} ({signal.Signals(-code).name})"
-    return f"it ended with exit code {code} and without a word"
+    return f"it ended with exit code {code} and no message"
 
 
 def _enter(

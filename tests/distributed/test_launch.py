@@ -54,7 +54,7 @@ def test_results_and_words_come_back() -> None:
     [
         ("raise", "LookupError: the third worker is lost"),
         ("kill", "it was killed by signal 9 (SIGKILL)"),
-        ("exit", "it ended with exit code 3 and without a word"),
+        ("exit", "it ended with exit code 3 and no message"),
     ],
 )
 def test_the_first_failure_is_told_and_ends_all(how: str, words: str) -> None:

@@ -57,7 +57,7 @@ def _summed(count: int, workers: int, values: str) -> Sequence[Collective]:
 
 
 def measured(call: Collective, workers: int) -> Traffic:
-    """What the meter would say of it."""
+    """The bytes that the meter would count."""
     replies: Any = None
     if isinstance(call, AllGather):
         replies = [call.tensor] * workers

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradsieve._check import BadInput, BadType
 from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Collective, Program
 from gradsieve.comm.rounded import rounded_sum
-from gradsieve.worlds.carrier import Carrier
+from gradsieve.worlds.transport import Transport
 from gradsieve.worlds.waiting import Unwatched, Watch, bounded
 
 T = TypeVar("T")
@@ -93,21 +93,21 @@ class ProcessGroupWorld:
 
     def _answer(self, call: Collective) -> Any:
         here = call.tensor.device
-        reply = self._carried(call, self._carrier.take(call.tensor.contiguous()))
-        return self._carrier.bring_back(reply, here)
+        reply = self._carried(call, self._transport.take(call.tensor.contiguous()))
+        return self._transport.bring_back(reply, here)
 
     @functools.cached_property
-    def _carrier(self) -> Carrier:
-        return Carrier(self.group, self.device)
+    def _transport(self) -> Transport:
+        return Transport(self.group, self.device)
 
     def _carried(self, call: Collective, tensor: Tensor) -> Any:
         if isinstance(call, AllReduce):
             return self._sum(tensor)
         if isinstance(call, AllGather):
-            return self._carrier.gather(tensor, call.lengths)
+            return self._transport.gather(tensor, call.lengths)
         if isinstance(call, AllToAll):
-            return self._carrier.all_to_all(tensor, call.splits, call.lengths)
-        return self._carrier.broadcast(tensor, call.root)
+            return self._transport.all_to_all(tensor, call.splits, call.lengths)
+        return self._transport.broadcast(tensor, call.root)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         if tensor.nbytes > _SMALL or tensor.dim() != 1 or self.size == 1:

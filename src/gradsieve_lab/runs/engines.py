@@ -13,9 +13,9 @@ from gradsieve.comm.collectives import all_reduce
 from gradsieve.state import checkpoint
 from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds import ProcessGroupWorld, VirtualWorld
-from gradsieve_lab.runs.carriers import attach
 from gradsieve_lab.runs.config import Config
 from gradsieve_lab.runs.feed import Feed
+from gradsieve_lab.runs.hooks import attach
 from gradsieve_lab.runs.learner import Learner
 from gradsieve_lab.runs.step_record import Measured, Stepped, from_report
 from gradsieve_lab.tasks import Data, Task
@@ -61,7 +61,7 @@ class ProcessEngine:
         self.model = task.make_model()
         if self.leads:
             task.start(self.model)
-        self.ddp, self.carrier = attach(self.model, settings)
+        self.ddp, self.hook = attach(self.model, settings)
         self.replica = Learner(self.model, settings)
 
     def step(self, step: int, lr: float) -> Stepped:
@@ -74,9 +74,9 @@ class ProcessEngine:
         started = time.perf_counter()
         loss = self.task.loss(self.ddp, batch)
         middle = time.perf_counter()
-        self.carrier.begin()
+        self.hook.begin()
         loss.backward()
-        done = self.carrier.end()
+        done = self.hook.end()
         ended, own = time.perf_counter(), done.measured
         inside = own.select_s + own.communicate_s + own.measure_s
         return done.with_measured(
@@ -103,10 +103,10 @@ class ProcessEngine:
 
     def save(self, folder: Path, done: int) -> None:
         self._average_buffers()
-        self.carrier.save(folder, {"step": done, **self.replica.state_dict()})
+        self.hook.save(folder, {"step": done, **self.replica.state_dict()})
 
     def load(self, folder: Path) -> int:
-        return continued(self.replica, self.carrier.load(folder))
+        return continued(self.replica, self.hook.load(folder))
 
 
 class VirtualEngine:

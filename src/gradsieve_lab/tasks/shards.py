@@ -7,7 +7,7 @@ from gradsieve._check import BadInput, at_least, number
 
 
 def shards(labels: Tensor, workers: int, skew: float = 0.0, seed: int = 0) -> list[Tensor]:
-    """Disjoint sets of indices, one a worker, all of one size; a remainder is left out.
+    """Disjoint sets of indices, one per worker, of equal size; a remainder is left out.
 
     Args:
         labels: one whole number an example.

@@ -1,4 +1,4 @@
-"""What carries gradients between real processes: our sieve, or one of torch's own hooks, with its bytes counted."""
+"""How gradients travel between processes: by our sieve, or by one of torch's own hooks, its bytes counted."""
 
 import inspect
 import time
@@ -24,23 +24,23 @@ _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
 
 
-class Carrier(Protocol):
-    """Something attached to a DDP model that brings the workers' gradients together in its backward pass."""
+class Hook(Protocol):
+    """What is attached to a DDP model and exchanges gradients in its backward pass."""
 
     def begin(self) -> None:
         """A backward pass is about to start."""
 
     def end(self) -> Stepped:
-        """It has just ended: what was done in it, by phase."""
+        """The backward pass has ended; returns what was done in it, by phase."""
 
     def save(self, folder: Path, extra: dict[str, Any]) -> None:
-        """Keep this carrier's state and rank 0's `extra`; every rank calls it."""
+        """Save this hook's state and rank 0's `extra`; every rank calls it."""
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Read it back; returns `extra`."""
+        """Load that state; returns `extra`."""
 
 
-def attach(model: torch.nn.Module, settings: Config) -> tuple[DistributedDataParallel, Carrier]:
+def attach(model: torch.nn.Module, settings: Config) -> tuple[DistributedDataParallel, Hook]:
     """The model, made data-parallel with the method that the settings name."""
     # Buffers are averaged before they are used: see ProcessEngine.
     ways: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
@@ -49,12 +49,12 @@ def attach(model: torch.nn.Module, settings: Config) -> tuple[DistributedDataPar
         ways["bucket_cap_mb"] = 100_000
     ddp = DistributedDataParallel(model, **ways)
     if is_hook(settings.sparsifier):
-        return ddp, HookCarrier(ddp, settings)
-    return ddp, SieveCarrier(ddp, settings)
+        return ddp, TorchHook(ddp, settings)
+    return ddp, SieveHook(ddp, settings)
 
 
-class SieveCarrier:
-    """Ours."""
+class SieveHook:
+    """Gradsieve's hook."""
 
     def __init__(self, ddp: DistributedDataParallel, settings: Config) -> None:
         self.sieve = sparsify(
@@ -83,7 +83,7 @@ class SieveCarrier:
         return self.sieve.load(folder)
 
 
-class HookCarrier:
+class TorchHook:
     """Plain data-parallel training, or torch's fp16 or PowerSGD hook. They hide communication behind the backward
     pass: what counts as communication is what is left of it after the last gradient was ready."""
 

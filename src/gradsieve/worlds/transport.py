@@ -20,7 +20,7 @@ BALANCED = 1.25  # times the mean: while no message is longer, all are padded to
 COPIED_BYTES = 1 << 16  # gloo: up to this length, a copy per worker in one collective costs less than single sends
 
 
-class Carrier:
+class Transport:
     """Sends bytes between the workers of a group (the default one if None).
 
     device: to which tensors are copied that the group cannot send; by default the current one.
