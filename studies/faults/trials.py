@@ -1,43 +1,22 @@
 """Trials: one fault each, and what came of it."""
 
 import random
-import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gradsieve_lab.netlab.network import Network, network
 from gradsieve_lab.netlab.rates import parse_links
-from studies.faults.launching import Launch, launch
+from studies.faults.launching import Launch, free_port, launch
+from studies.faults.results import CALM, SLACK_S, Result, Trial
 from studies.faults.worker import MODES, PHASES, Plan
 
-SLACK_S = 15.0  # beyond the timeout, until all survivors have agreed on who is missing
 
-
-@dataclass(frozen=True)
-class Result:
-    """One trial. `survived`: nothing was lost but interrupted steps, nobody hung, nothing half-written is left."""
-
-    kind: str
-    survived: bool
-    what: str  # happened, or went wrong
-    known_s: float | None = None  # until the last survivor knew
-    lost_norm: float | None = None
-
-
-Trial = Callable[[random.Random, Path], Result]
-_EXPECTED: dict[str, str] = {}  # weights of undisturbed runs, by mode
-
-
-def expected(mode: str, folder: Path) -> str:
-    if mode not in _EXPECTED:
-        plan = Plan(mode, str(folder / "calm"), str(folder / "calm-reports"))
-        weights = launch(plan).weights
-        assert weights is not None, "the undisturbed run must finish"
-        _EXPECTED[mode] = weights
-        shutil.rmtree(folder / "calm")
-    return _EXPECTED[mode]
+def calm(mode: str, folder: Path) -> str:
+    """The weights at the end of an undisturbed run."""
+    weights = launch(Plan(mode, str(folder / "calm"), str(folder / "reports"))).weights
+    assert weights is not None, "the undisturbed run must finish"
+    return weights
 
 
 def worker_trial(fault: str) -> Trial:
@@ -55,10 +34,11 @@ def worker_trial(fault: str) -> Trial:
             count=1 if phase in ("startup", "handshake") else chance.randrange(1, 4),
             fault=fault,
             regroup=chance.random() < 0.3 and phase != "startup",
+            port=free_port() if chance.random() < 0.5 else 0,
         )
-        weights = expected(mode, folder)
+        weights = CALM[mode]
         first = launch(plan)
-        what = f"{mode}, rank {plan.victim} in {phase}"
+        what = f"{mode}, rank {plan.victim} in {phase}{', store in rank 0' if plan.port else ''}"
         if first.hung:
             return Result(kind, False, f"{what}: ranks {first.hung} hung")
         if first.fault_at is None:
@@ -70,7 +50,7 @@ def worker_trial(fault: str) -> Trial:
             return Result(kind, False, f"{what}: {wrong}", known)
         if plan.regroup:
             return Result(kind, True, f"{what}: went on without it", known, lost)
-        again = launch(replace(plan, victim=-1, fault=""))
+        again = launch(replace(plan, victim=-1, fault="", port=0))
         ok = again.weights == weights and not list(Path(plan.folder).rglob("*.partial"))
         return Result(kind, ok, f"{what}: {'resumed to the same weights' if ok else 'other weights'}", known)
 
@@ -94,7 +74,7 @@ def link_trial(chance: random.Random, folder: Path) -> Result:
     how = chance.choice(["down 1 s", "down 10 s", "down for ever", "a tenth of its rate"])
     mode, kind = chance.choice(MODES), "a link fails"
     plan = Plan(mode, str(folder / "checkpoint"), str(folder / "reports"), pause=0.3, timeout=6.0)
-    weights = expected(mode, folder)
+    weights = CALM[mode]
     with network(parse_links("100mbit", 3)) as made:
         victim = chance.randrange(3)
 

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -128,6 +128,7 @@ class Waiting:
         self.count = 0  # collectives so far
         self.phase, self.since = "", float("inf")
         self._calls = 0
+        self._keeps = _keeps(store)
         store.set(f"who/{rank}", json.dumps(_identity()))
         if size > 1:
             threading.Thread(target=_announce, args=(weakref.ref(self),), daemon=True).start()
@@ -152,7 +153,7 @@ class Waiting:
         if not found:
             raise self._silent_store(call)
         if found[0] is not None:
-            raise found[0]
+            raise self._left(found[0])
 
     def _meet(self, call: str) -> Exception | None:
         """Wait until all workers have made this call; returns what is wrong."""
@@ -198,7 +199,20 @@ class Waiting:
         ranks, words = found[0]
         if not ranks and not words:
             return error
-        return PeerLost(words or self._words(ranks, after), ranks, self.phase)
+        return self._left(PeerLost(words or self._words(ranks, after), ranks, self.phase))
+
+    def _left(self, error: T) -> T:
+        """An error that ends this worker, perhaps. The one that keeps the store stays until all survivors know."""
+        gone = getattr(error, "ranks", [])
+        _within(GRACE_S + PATIENCE_S, lambda: self._stay(set(range(self.size)) - {self.rank, *gone}))
+        return error
+
+    def _stay(self, others: set[int]) -> None:
+        deadline = time.monotonic() + GRACE_S
+        self.store.set(f"knows/{self.rank}", "")
+        while self._keeps and others and time.monotonic() < deadline:
+            others = {rank for rank in others if not self.store.check([f"knows/{rank}"]) and not self._fate(rank)}
+            time.sleep(_POLL_S)
 
     def _silent_store(self, phase: str) -> PeerLost:
         words = "the store of torch.distributed does not answer: its host, rank 0 or the launcher, is missing"
@@ -256,10 +270,23 @@ class Waiting:
 def _within(limit: float, work: Callable[[], T]) -> list[T]:
     """The result of `work` in a list, an empty one if it takes longer: a store whose host is stopped is silent."""
     found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+
+    def attempt() -> None:
+        with suppress(RuntimeError, OSError):  # the store went with its host
+            found.append(work())
+
+    thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(limit)
     return found
+
+
+def _keeps(store: Any) -> bool:
+    """Whether the store may be in this process, and end with it: in rank 0 of all, unless a launcher keeps it."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return isinstance(store, dist.TCPStore) and not elsewhere and dist.get_rank() == 0
 
 
 def _announce(watched: "weakref.ref[Waiting]") -> None:
