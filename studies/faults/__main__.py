@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +61,8 @@ def _all(
     """Every trial in a process of its own, forked from one that has everything loaded; several at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["studies.faults.preload"])
-    started, calm, running = time.monotonic(), {}, {}
+    started, calm = time.monotonic(), {}
+    running: dict[Connection, tuple[str, Any, float]] = {}
     for name, run in calm_runs(names).items():
         here, process = _start(context, run_calm, run, _folder(scratch))
         try:
@@ -78,9 +79,10 @@ def _all(
             here, process = _start(context, run_trial, name, seed, _folder(scratch), calm)
             running[here] = (name, process, time.monotonic() + _LIMIT_S)
         for here in wait(list(running), timeout=1.0):
+            assert isinstance(here, Connection)
             name, process, _ = running.pop(here)
             try:
-                yield here.recv()  # type: ignore[union-attr]
+                yield here.recv()
             except EOFError:
                 yield Result(name, False, f"the trial itself ended with exit code {process.exitcode}")
             process.join()

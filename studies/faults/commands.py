@@ -41,7 +41,7 @@ def record(folder: Path) -> list[Any]:
     """Steps and metrics of a record, without what the clock and repeated handshakes decide."""
     path = folder / "run" / "records.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    found = []
+    found: list[Any] = []
     for line in lines:
         if line["kind"] == "step":
             found.append({key: line[key] for key in line if key not in _OF_ITS_OWN})
@@ -54,11 +54,11 @@ def command_trial(chance: random.Random, folder: Path) -> Result:
     """A process of `train` is killed, told to end, or stopped; then the run is resumed."""
     method, target = chance.choice(METHODS), chance.choice(["starter", "fork server", "worker"])
     name, moment = chance.choice(["SIGKILL", "SIGTERM", "SIGSTOP"]), chance.choice(["startup", "step", "save"])
-    what = f"{method}, {name} to the {target} in {moment}"
     process = _start(words_of(method, folder), folder)
     _await(moment, chance, process, folder)
-    started, seen = time.monotonic(), family(process.pid)
-    victim = _victim(process.pid, target, chance, folder, seen)
+    started = time.monotonic()
+    target, victim = _victim(process.pid, target, chance, folder)
+    what = f"{method}, {name} to the {target} in {moment}"
     with suppress(ProcessLookupError):
         os.kill(victim, signal.Signals[name])
     if name == "SIGSTOP" and target != "worker":
@@ -94,8 +94,8 @@ def _resumed(method: str, folder: Path) -> str:
         return f"{left} left"
     if found == wanted:
         return ""
-    place = next((i for i, (one, other) in enumerate(zip(found, wanted, strict=False)) if one != other), len(found))
-    return f"another record at line {place} of {len(found)}: {found[place : place + 1]}, {wanted[place : place + 1]}"
+    other = next(((one, two) for one, two in zip(found, wanted, strict=False) if one != two), "a missing line")
+    return f"another record, of {len(found)} lines: {other}"
 
 
 def two_commands(chance: random.Random, folder: Path) -> Result:
@@ -148,13 +148,14 @@ def family(session: int) -> dict[int, int]:
     return found
 
 
-def _victim(session: int, target: str, chance: random.Random, folder: Path, seen: dict[int, int]) -> int:
-    """The process that is meant, or the starter where there is none yet."""
+def _victim(session: int, target: str, chance: random.Random, folder: Path) -> tuple[str, int]:
+    """The process that is meant, or the starter where there is none yet; with what it is."""
+    seen = family(session)
     server = int((folder / "server").read_text() or 0) if (folder / "server").exists() else 0
     workers = sorted(pid for pid, parent in seen.items() if parent == server)
     if target == "worker" and workers:
-        return chance.choice(workers)
-    return server if target == "fork server" and server in seen else session
+        return target, chance.choice(workers)
+    return (target, server) if target == "fork server" and server in seen else ("starter", session)
 
 
 def _orphans(session: int) -> list[str]:
@@ -177,11 +178,11 @@ def _end(session: int) -> None:
 
 
 def torchrun_trial(chance: random.Random, folder: Path) -> Result:
-    """A worker of `torchrun gradsieve train` is killed or stopped; torchrun starts all again, from the checkpoint."""
+    """A worker of `torchrun gradsieve train` is killed or stopped; torchrun starts all again."""
     method, name = chance.choice(METHODS), chance.choice(["SIGKILL", "SIGTERM", "SIGSTOP"])
-    words = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2".split()]
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 --no-python"
     train = [word for word in words_of(method, folder) if word not in ("--workers", "2")]
-    words += ["--no-python", sys.executable, "-m", "gradsieve", *train]
+    words = [sys.executable, *torchrun.split(), sys.executable, "-m", "gradsieve", *train]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=settings)
@@ -199,9 +200,9 @@ def torchrun_trial(chance: random.Random, folder: Path) -> Result:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return Result("torchrun", False, f"{method}, {name} to a worker: hung")
-    ok = code == 0 and record(folder) == CALM[method]
-    words_of_it = "ended with the same record" if ok else (folder / "log").read_text()[-400:]
-    return Result("torchrun", ok, f"{method}, {name} to a worker: exit code {code}, {words_of_it}")
+    problem = _resumed(method, folder) if code == 0 else (folder / "log").read_text()[-400:]
+    what = f"{method}, {name} to a worker: exit code {code}"  # SIGTERM ends a run, with a checkpoint
+    return Result("torchrun", not problem, f"{what}, {problem or 'the same record'}")
 
 
 def _below(root: int) -> dict[int, str]:

@@ -57,7 +57,7 @@ def full_disk(chance: random.Random, folder: Path) -> Result:
     place = folder / "disk"
     with small_disk(place, 800):
         save(place / "run", 1)
-        (place / "ballast").write_bytes(b"x" * 1024 * chance.randrange(250, 540))
+        (place / "ballast").write_bytes(b"x" * 1024 * chance.randrange(200, 510))
         try:
             save(place / "run", 2)
             wanted = 2

@@ -58,7 +58,9 @@ def run_trial(line: Any, name: str, seed: float, folder: Path, calm: dict[str, A
         result = KINDS[name][0](random.Random(seed), folder)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        words = f"the trial itself failed: {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        words = (
+            f"the trial itself failed: {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        )
         result = Result(name, False, words)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -99,7 +99,11 @@ def measure(
     sizes = [int(size) for size in workers.split(",") if size]
     found["virtual"] = [virtual(size, name) for name in ("exdyna", "topk") for size in sizes]
     if processes:
-        found["processes"] = {"workers": processes, "pause": pause, "worker 0": run_workers(_worker, processes, 10.0, pause)[0]}
+        found["processes"] = {
+            "workers": processes,
+            "pause": pause,
+            "worker 0": run_workers(_worker, processes, 10.0, pause)[0],
+        }
     if soak:
         found["soak"] = {"seconds": soak, "pause": pause, "workers": run_workers(_worker, 4, soak, pause)}
     typer.echo(json.dumps(found, indent=2))

@@ -4,6 +4,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gradsieve_lab.netlab.network import Network, network
 from gradsieve_lab.netlab.rates import parse_links
@@ -48,11 +49,12 @@ def worker_trial(fault: str) -> Trial:
         lost = max((report.get("lost_norm") or 0.0 for report in first.survivors(plan.victim)), default=0.0)
         if wrong:
             return Result(kind, False, f"{what}: {wrong}", known)
-        if plan.regroup:
+        if plan.regroup and all(report["outcome"] == "regrouped" for report in first.survivors(plan.victim)):
             return Result(kind, True, f"{what}: went on without it", known, lost)
         again = launch(replace(plan, victim=-1, fault="", port=0))
         ok = again.weights == weights and not list(Path(plan.folder).rglob("*.partial"))
-        return Result(kind, ok, f"{what}: {'resumed to the same weights' if ok else 'other weights'}", known)
+        by = ", known by DDP's own collective" if any(map(_by_ddp, first.survivors(plan.victim))) else ""
+        return Result(kind, ok, f"{what}{by}: {'resumed to the same weights' if ok else 'other weights'}", known)
 
     return trial
 
@@ -62,11 +64,18 @@ def _wrong(plan: Plan, done: Launch, known: float) -> str:
         return ""  # torch's own rendezvous: it ends by its own timeout
     for report in done.survivors(plan.victim):
         outcome = report["outcome"]
+        if _by_ddp(report):
+            continue
         if outcome not in ("lost", "regrouped", "finished"):
             return f"rank {report['rank']} ended with {outcome}: {report.get('words', '')}"
         if outcome != "finished" and report["ranks"] != [plan.victim]:
             return f"rank {report['rank']} names {report['ranks']}: {report.get('words', '')}"
     return "" if known < plan.timeout + SLACK_S else f"known after {known:.0f} s only"
+
+
+def _by_ddp(report: dict[str, Any]) -> bool:
+    """Whether a worker was in a collective of DDP's own: it rebuilds its buckets in the second step."""
+    return report["outcome"] == "RuntimeError" and "_pre_forward" in report["in"]
 
 
 def link_trial(chance: random.Random, folder: Path) -> Result:

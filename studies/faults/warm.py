@@ -19,7 +19,7 @@ _spawn = util.spawnv_passfds
 
 
 def start(words: Sequence[str], log: Path, server: Path) -> Any:
-    """`gradsieve WORDS` as a process in a session of its own; `server` is where the number of its fork server goes."""
+    """`gradsieve WORDS` as a process in a session of its own; the number of its fork server goes to `server`."""
     process = multiprocessing.get_context("fork").Process(target=_command, args=(list(words), log, server))
     process.start()
     return process
@@ -39,12 +39,12 @@ def _command(words: list[str], log: Path, server: Path) -> None:
 def _spawned(path: bytes, args: Sequence[Any], keep: Sequence[int], server: Path) -> int:
     """As `multiprocessing.util.spawnv_passfds`, where a fork server comes from a fork without exec."""
     if _FORK_SERVER not in str(args[-1]):
-        return _spawn(path, args, keep)  # type: ignore[arg-type]
+        return _spawn(path, args, keep)
     pid = os.fork()
-    if pid:
-        server.write_text(str(pid))
-        return pid
-    _serve(str(args[-1]), keep)
+    if not pid:
+        _serve(str(args[-1]), keep)
+    server.write_text(str(pid))
+    return pid
 
 
 def _serve(program: str, keep: Sequence[int]) -> NoReturn:
@@ -59,7 +59,7 @@ def _serve(program: str, keep: Sequence[int]) -> NoReturn:
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
         util._finalizer_registry.clear()  # type: ignore[attr-defined]  # its starter's
         util.spawnv_passfds = _spawn
-        exec(program, {})  # noqa: S102  # what python -c would run
+        exec(program, {})  # what python -c would run
     finally:
         os._exit(0)
 

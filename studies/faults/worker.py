@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def enter(rank: int, store: str, plan: Plan, place: Place) -> None:
         report |= Worker(plan, rank, trap).run()
     except Exception as error:
         report |= {"outcome": type(error).__name__, "words": str(error)[:300]}
+        report["in"] = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         report["ranks"] = getattr(error, "ranks", [])
     report["at"] = report.get("at", time.monotonic())
     path = Path(plan.reports) / f"rank-{rank}.json"

@@ -130,7 +130,8 @@ class ShareSieve:
         All of its workers call it, newcomers `share(..., join=True)` instead. Survivors keep their weights, and
         newcomers start from the agreed ones. What drifted before a round that failed is averaged in a later one.
         """
-        with contextlib.suppress(PeerLost, RuntimeError):  # of the round that failed beside the last step
+        # Of the round that failed beside the last step; ValueError if its group was destroyed before it began.
+        with contextlib.suppress(PeerLost, RuntimeError, ValueError):
             self.driver.flush()
         world = ProcessGroupWorld(process_group, self.world.timeout, device=self.world.device)
         for old in (self._beside, self.world):

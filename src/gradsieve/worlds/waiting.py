@@ -6,20 +6,19 @@ ranks that say nothing there, or whose process on this machine has ended or is s
 """
 
 import json
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from gradsieve._check import BadType, positive
+from gradsieve.worlds.processes import host, identity, keeps_store, state_of, within
 
 T = TypeVar("T")
 
@@ -128,8 +127,8 @@ class Waiting:
         self.count = 0  # collectives so far
         self.phase, self.since = "", float("inf")
         self._calls = 0
-        self._keeps = _keeps(store)
-        store.set(f"who/{rank}", json.dumps(_identity()))
+        self._keeps = keeps_store(store)
+        store.set(f"who/{rank}", json.dumps(identity()))
         if size > 1:
             threading.Thread(target=_announce, args=(weakref.ref(self),), daemon=True).start()
 
@@ -149,7 +148,7 @@ class Waiting:
         if self.size == 1:
             return
         self._calls += 1
-        found = _within(self.timeout + PATIENCE_S, lambda: self._meet(call))
+        found = within(self.timeout + PATIENCE_S, lambda: self._meet(call))
         if not found:
             raise self._silent_store(call)
         if found[0] is not None:
@@ -193,7 +192,7 @@ class Waiting:
         after = time.monotonic() - self.since
         # By the end of a timeout all who wait have said so, but for those that came a little later.
         grace = 1 + 2 * self.patience if after > 0.9 * self.timeout else GRACE_S
-        found = _within(grace + PATIENCE_S, lambda: self._survey(error, grace))
+        found = within(grace + PATIENCE_S, lambda: self._survey(error, grace))
         if not found:
             return self._silent_store(self.phase)
         ranks, words = found[0]
@@ -204,7 +203,7 @@ class Waiting:
     def _left(self, error: T) -> T:
         """An error that ends this worker, perhaps. The one that keeps the store stays until all survivors know."""
         gone = getattr(error, "ranks", [])
-        _within(GRACE_S + PATIENCE_S, lambda: self._stay(set(range(self.size)) - {self.rank, *gone}))
+        within(GRACE_S + PATIENCE_S, lambda: self._stay(set(range(self.size)) - {self.rank, *gone}))
         return error
 
     def _stay(self, others: set[int]) -> None:
@@ -249,9 +248,9 @@ class Waiting:
     def _fate(self, rank: int) -> str:
         """What became of a rank's process, if it is on this machine and not running; otherwise empty."""
         who = self._read(f"who/{rank}")
-        if who.get("host") != _host():
+        if who.get("host") != host():
             return ""
-        state, begun = _process(who["pid"])
+        state, begun = state_of(who["pid"])
         if begun != who["begun"] or state in "ZX":
             return "its process has ended"
         return "its process is stopped" if state in "Tt" else ""
@@ -267,28 +266,6 @@ class Waiting:
         return f"{', '.join(fates)} did not take part: no answer after {after:.1f} s"
 
 
-def _within(limit: float, work: Callable[[], T]) -> list[T]:
-    """The result of `work` in a list, an empty one if it takes longer: a store whose host is stopped is silent."""
-    found: list[T] = []
-
-    def attempt() -> None:
-        with suppress(RuntimeError, OSError):  # the store went with its host
-            found.append(work())
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(limit)
-    return found
-
-
-def _keeps(store: Any) -> bool:
-    """Whether the store may be in this process, and end with it: in rank 0 of all, unless a launcher keeps it."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return isinstance(store, dist.TCPStore) and not elsewhere and dist.get_rank() == 0
-
-
 def _announce(watched: "weakref.ref[Waiting]") -> None:
     """Say where a worker is that has waited for long, once per collective."""
     said = 0
@@ -302,26 +279,3 @@ def _announce(watched: "weakref.ref[Waiting]") -> None:
                 return  # the store is gone; the collective will fail, too
         del waiting
         time.sleep(patience / 4)
-
-
-def _identity() -> dict[str, Any]:
-    pid = os.getpid()
-    return {"host": _host(), "pid": pid, "begun": _process(pid)[1]}
-
-
-def _host() -> str:
-    """This machine since it was started, and the process numbers that count here."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
-
-
-def _process(pid: int) -> tuple[str, str]:
-    """State and start of a process, as the kernel names them; empty if there is none."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "X", ""
-    return state, fields[18]
