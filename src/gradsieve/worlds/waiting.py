@@ -163,7 +163,9 @@ class Waiting:
             if words := self._elsewhere(call, missing):
                 self.say(failed=words)
                 return WorkersDiverged(words)
-            if gone := [rank for rank in missing if self._fate(rank) or time.monotonic() > deadline]:
+            gone = [rank for rank in missing if self._fate(rank) or time.monotonic() > deadline]
+            # A survivor may have made the call, or learnt of the loss, and ended since.
+            if gone := [rank for rank in gone if not self.store.check([keys[rank]]) and not self._knows(rank)]:
                 return PeerLost(self._words(gone, self.timeout), gone, call)
             time.sleep(pause)
             pause = min(2 * pause, 10 * _POLL_S)
@@ -225,7 +227,7 @@ class Waiting:
             unknown = [rank for rank in range(self.size) if rank != self.rank]
             gone: list[int] = []
             while unknown and time.monotonic() < deadline:
-                gone += [rank for rank in unknown if self._fate(rank)]
+                gone += [rank for rank in unknown if self._fate(rank) and not self._knows(rank)]
                 unknown = [rank for rank in unknown if rank not in gone and not self._present(rank)]
                 time.sleep(_POLL_S)
             reasons = [self._read(f"at/{rank}").get("failed", "") for rank in range(self.size)]
@@ -237,9 +239,13 @@ class Waiting:
             # The store went with the process that kept it: rank 0's, unless a launcher keeps it.
             return ([0] if self.rank else []), ""
 
+    def _knows(self, rank: int) -> bool:
+        """Whether a rank has learnt of a loss: if it has ended since, it is not the one that was lost."""
+        return bool(self.store.check([f"knows/{rank}"]))
+
     def _present(self, rank: int) -> bool:
         said = self._read(f"at/{rank}")
-        return bool(said.get("failed")) or said.get("count", 0) >= self.count
+        return bool(said.get("failed")) or said.get("count", 0) >= self.count or self._knows(rank)
 
     def _read(self, key: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
