@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve import ops
-from gradsieve._check import BadInput
+from gradsieve._check import BadInput, one_of
 from gradsieve.regrouping import Regrouped
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -60,7 +60,7 @@ class ShareSieve:
         self._uneven = False  # some rank has skipped a dense step
         background: Background[list[Outcome]] | None = None
         self._beside = world
-        if delay:  # a group must not be used from two threads
+        if one_of("delay", delay, (0, 1)):  # a group must not be used from two threads
             background = Background("gradsieve-share", SideStream(replica.weights.shared.device))
             self._beside = world.again()
         self._background = background
