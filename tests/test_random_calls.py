@@ -33,6 +33,14 @@ def test_a_tensor_is_no_delay() -> None:
 
 
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("group", [0, "", torch.tensor([1, 2])], ids=str)
+def test_what_is_no_process_group(group: Any) -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="process_group must be a torch"):
+        gradsieve.sparsify(model, process_group=group)
+
+
+@pytest.mark.usefixtures("one_process")
 def test_random_ways_to_sparsify_and_to_share() -> None:
     chance = random.Random(0)
     for _ in range(100):
