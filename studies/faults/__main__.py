@@ -61,7 +61,7 @@ def _all(
     """Every trial in a process of its own, forked from one that has everything loaded; several at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["studies.faults.preload"])
-    started, calm = time.monotonic(), {}
+    calm: dict[str, Any] = {}
     running: dict[Connection, tuple[str, Any, float]] = {}
     for name, run in calm_runs(names).items():
         here, process = _start(context, run_calm, run, _folder(scratch))
@@ -70,6 +70,7 @@ def _all(
         except EOFError:
             raise RuntimeError(f"the undisturbed run of {name} failed") from None
         process.join()
+    started = time.monotonic()
     while planned or running:
         over = bool(seconds) and time.monotonic() - started > seconds
         if over:
