@@ -69,7 +69,7 @@ reproduce: $(READY) ## regenerate the papers' claims from GRADSIEVE_DATA, write 
 	$(BIN)/python -m studies all density-control --out benchmarks/reproduction || test $$? -eq 1
 	$(BIN)/python benchmarks/tables.py
 
-faults: $(READY) ## break things on purpose: 1,000 trials, hours (root for disks and links); 2 minutes: make faults ARGS=--quick
+faults: $(READY) ## break things on purpose: 1,000 trials, 20 minutes (root for disks and links); 2 minutes: make faults ARGS=--quick
 	$(BIN)/python -m studies.faults $(ARGS)
 
 clean: ## remove everything that was built

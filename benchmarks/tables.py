@@ -248,8 +248,90 @@ def outcome(name: str) -> dict[str, Any]:
     return found
 
 
+def measured(name: str) -> Any:
+    """What a command of studies/faults printed."""
+    return json.loads((ROOT / "benchmarks" / "data" / f"faults-{name}.json").read_text())
+
+
+def campaign() -> str:
+    """A line a kind of fault."""
+    found = measured("campaign")
+    kinds = sorted(found["kinds"], key=lambda row: row["kind"])
+
+    def line(row: dict[str, Any]) -> list[str]:
+        times = ["-" if row[key] is None else f"{row[key]:.1f}" for key in ("known_s", "most_s")]
+        return [row["kind"], str(row["trials"]), str(row["survived"]), *times]
+
+    trials, survived = (str(sum(row[key] for row in kinds)) for key in ("trials", "survived"))
+    heads = ["kind", "trials", "survived", "median s until all survivors knew", "most"]
+    table = markdown(heads, [*map(line, kinds), ["all", trials, survived, "", ""]])
+    facts = found["conditions"]
+    where = f"{facts['machine']}, torch {facts['torch']}, {facts['date']}"
+    return f"{table}\n\n({where}; {found['seconds'] / 60:.0f} minutes)"
+
+
+def corruption() -> str:
+    found = measured("corruption")
+    total = found["trials each"]
+    lines = []
+    for where, row in found.items():
+        if isinstance(row, dict):
+            unseen = row["outcomes"].get("not seen", 0)
+            most = "-" if row["most steps"] is None else str(row["most steps"])
+            lines.append([where, str(total), str(total - unseen), most, str(unseen)])
+    heads = ["flipped in", "trials", f"found by `check_every={found['check_every']}`", "most steps until then"]
+    return markdown([*heads, "not seen"], lines)
+
+
+def calls() -> str:
+    found = measured("calls")
+    kinds = ("a result", "a sentence", "neither")
+    return markdown(["random calls", *kinds], [[f"{found[key]:,}" for key in ("calls", *kinds)]])
+
+
+def ranks() -> str:
+    lines = [
+        [
+            f"{row['workers']:,}",
+            row["sparsifier"],
+            f"{row['s per step']:.2f}",
+            str(row["collectives"]),
+            f"{row['bytes']:,}",
+        ]
+        for row in measured("virtual")["virtual"]
+    ]
+    heads = ["virtual workers", "sparsifier", "s per step of all", "collectives", "bytes per worker"]
+    return markdown(heads, lines)
+
+
+def soak() -> str:
+    workers = measured("soak")["soak"]["workers"]
+    lines = [
+        [
+            str(rank),
+            f"{row['steps']:,}",
+            f"{row['comparisons']:,}",
+            f"{row['ms per step']:.0f}",
+            *(f"{row['kB'][key]:,}" for key in ("after a third", "last")),
+            f"{row['kB per hour']:,.0f}",
+            " to ".join(map(str, row["open files"][1:])),
+            f"{row['open files per hour']:.1f}",
+        ]
+        for rank, row in enumerate(workers)
+    ]
+    heads = ["worker", "steps", "comparisons", "ms per step", "kB after a third", "kB at the end", "kB per hour"]
+    return markdown([*heads, "open files", "per hour"], lines)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/measurements.md": {"lab": lab, "step": step, "wire": wire},
+    "docs/faults.md": {
+        "campaign": campaign,
+        "corruption": corruption,
+        "calls": calls,
+        "ranks": ranks,
+        "soak": soak,
+    },
     "docs/density.md": {"density": density},
     "docs/judges.md": {"judges": judges},
     "docs/plan.md": {"plan": plan},

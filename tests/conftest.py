@@ -5,8 +5,12 @@ import os
 # On some CPUs the instructions that oneDNN picks for bfloat16 end torch with SIGILL. Before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import settings
 
 from gradsieve import SPARSIFIERS
@@ -24,6 +28,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("sparsifier", LIBRARY)
     if "exclusive" in metafunc.fixturenames:
         metafunc.parametrize("exclusive", [name for name in LIBRARY if SPARSIFIERS[name].EXCLUSIVE])
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

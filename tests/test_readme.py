@@ -30,7 +30,7 @@ def test_every_file_that_is_named_exists() -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("file", ["measurements", "density", "judges", "plan", "reproduction", "share"])
+@pytest.mark.parametrize("file", ["measurements", "density", "faults", "judges", "plan", "reproduction", "share"])
 def test_tables_are_those_of_the_rows(file: str) -> None:
     found = load("benchmarks/tables.py").filled(f"docs/{file}.md")
     assert found == (ROOT / f"docs/{file}.md").read_text(), "run: .venv/bin/python benchmarks/tables.py"

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,13 +40,6 @@ def test_everything_sent_once_costs_a_dense_step() -> None:
     assert totals.fewer == 1.0
     assert str(totals).startswith("1 step, ")
     assert Totals(1_000, 4).fewer is None
-
-
-@pytest.fixture
-def one_process(tmp_path: object) -> object:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> None:

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Iterable
+from numbers import Number
 from typing import Any
 
 
@@ -82,7 +83,8 @@ def at_least(name: str, value: Any, smallest: int) -> int:
 def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
     """One of the known values."""
     known = list(known)
-    if value not in known:
+    # The words are names and numbers, and a tensor cannot be looked up among them.
+    if not isinstance(value, (str, Number, type(None))) or value not in known:
         near = difflib.get_close_matches(str(value), [str(word) for word in known], 1)
         hint = f": did you mean {near[0]}?" if near else ""
         raise BadInput(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}{hint}")

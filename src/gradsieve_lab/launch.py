@@ -34,7 +34,8 @@ from gradsieve_lab._files import try_lock
 
 TIMEOUT_S = 300.0  # of a collective; a dead worker is noticed at once, this is for stopped ones
 _GRACE = 1.0  # seconds in which the failures of one moment are collected
-_PRELOAD = ["gradsieve_lab.runs.running", "torch.distributed", "torch.nn.parallel"]  # imported once for all
+# Imported once for all. A process's first optimizer imports torch._dynamo, which takes seconds.
+_PRELOAD = ["gradsieve_lab.runs.running", "torch.distributed", "torch.nn.parallel", "torch._dynamo"]
 
 
 _LOCK = "lock"  # in a scratch folder, held by its owner

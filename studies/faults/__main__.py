@@ -2,37 +2,26 @@
 
 import dataclasses
 import json
+import multiprocessing
 import random
-import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gradsieve_lab.conditions import conditions
-from studies.faults import commands, disks
-from studies.faults.trials import Result, Trial, link_trial, worker_trial
+from studies.faults import disks
+from studies.faults.kinds import KINDS, NEED_ROOT, QUICK, calm_runs, run_calm, run_trial, schedule
+from studies.faults.results import Result
 
-KINDS: dict[str, tuple[Trial, int]] = {  # with how often each is tried
-    "kill a worker": (worker_trial("kill"), 10),
-    "term a worker": (worker_trial("term"), 6),
-    "stop a worker": (worker_trial("stop"), 6),
-    "raise a worker": (worker_trial("raise"), 6),
-    "disk full": (disks.full_disk, 8),
-    "read-only folder": (disks.read_only, 2),
-    "damaged files": (disks.damaged, 20),
-    "two runs in one folder": (disks.two_runs, 4),
-    "a link fails": (link_trial, 3),
-    "train": (commands.command_trial, 3),
-    "torchrun": (commands.torchrun_trial, 1),
-}
-_NEED_ROOT = ("disk full", "read-only folder", "a link fails")
-_QUICK = ("kill a worker", "term a worker", "stop a worker", "raise a worker", "disk full", "damaged files")
+_LIMIT_S = 600.0  # of one trial, whose own limits are shorter
 
 
 def campaign(
@@ -41,39 +30,80 @@ def campaign(
     quick: Annotated[bool, typer.Option("--quick", help="The fast kinds only, for 2 minutes.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="One kind; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same trials.")] = 0,
+    at_once: Annotated[int, typer.Option(help="How many trials run at the same time.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Write one JSON line per trial to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else.")] = False,
 ) -> None:
     """Break things on purpose, and count what survives; ends with 0 only if all did."""
     if quick:
         trials, seconds = min(trials, 200), seconds or 120.0
-    names = only or list(_QUICK if quick else KINDS)
-    left_out = [name for name in names if name in _NEED_ROOT and not disks.root()]
+    names = only or list(QUICK if quick else KINDS)
+    left_out = [name for name in names if name in NEED_ROOT and not disks.root()]
     names = [name for name in names if name not in left_out]
-    chance, started = random.Random(seed), time.monotonic()
-    results: list[Result] = []
-    while len(results) < trials and not (seconds and time.monotonic() - started > seconds):
-        name = chance.choices(names, [KINDS[name][1] for name in names])[0]
-        result = _one(name, random.Random(chance.random()))
-        results.append(result)
-        line = {"at": time.strftime("%Y-%m-%d %H:%M:%S"), **dataclasses.asdict(result)}
-        if out is not None:
-            with out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        if not as_json:
-            typer.echo(f"{'ok  ' if result.survived else 'LOST'} {result.kind}: {result.what}", err=True)
+    started, results = time.monotonic(), []
+    planned = schedule(names, trials, random.Random(seed))
+    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+        for result in _all(planned, names, Path(scratch), at_once, seconds):
+            results.append(result)
+            line = {"at": time.strftime("%Y-%m-%d %H:%M:%S"), **dataclasses.asdict(result)}
+            if out is not None:
+                with out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            if not as_json:
+                typer.echo(f"{'ok  ' if result.survived else 'LOST'} {result.kind}: {result.what}", err=True)
     _summarise(results, time.monotonic() - started, left_out, as_json)
     sys.exit(any(not result.survived for result in results))
 
 
-def _one(name: str, chance: random.Random) -> Result:
-    folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    try:
-        return KINDS[name][0](chance, folder)
-    except Exception as error:
-        return Result(name, False, f"the trial itself failed: {type(error).__name__}: {error}")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _all(
+    planned: list[tuple[str, float]], names: list[str], scratch: Path, at_once: int, seconds: float
+) -> Iterator[Result]:
+    """Every trial in a process of its own, forked from one that has everything loaded; several at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["studies.faults.preload"])
+    calm: dict[str, Any] = {}
+    running: dict[Connection, tuple[str, Any, float]] = {}
+    for name, run in calm_runs(names).items():
+        here, process = _start(context, run_calm, run, _folder(scratch))
+        try:
+            calm[name] = here.recv()
+        except EOFError:
+            raise RuntimeError(f"the undisturbed run of {name} failed") from None
+        process.join()
+    started = time.monotonic()
+    while planned or running:
+        over = bool(seconds) and time.monotonic() - started > seconds
+        if over:
+            planned = []
+        while planned and len(running) < at_once:
+            name, seed = planned.pop(0)
+            here, process = _start(context, run_trial, name, seed, _folder(scratch), calm)
+            running[here] = (name, process, time.monotonic() + _LIMIT_S)
+        for here in wait(list(running), timeout=1.0):
+            assert isinstance(here, Connection)
+            name, process, _ = running.pop(here)
+            try:
+                yield here.recv()
+            except EOFError:
+                yield Result(name, False, f"the trial itself ended with exit code {process.exitcode}")
+            process.join()
+        for here, (name, process, limit) in list(running.items()):
+            if time.monotonic() > limit:
+                process.kill()
+                del running[here]
+                yield Result(name, False, f"the trial hung for {_LIMIT_S:.0f} s")
+
+
+def _start(context: Any, work: Any, *arguments: Any) -> tuple[Any, Any]:
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(there, *arguments))
+    process.start()
+    there.close()
+    return here, process
+
+
+def _folder(scratch: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=scratch))
 
 
 def _summarise(results: list[Result], seconds: float, left_out: list[str], as_json: bool) -> None:

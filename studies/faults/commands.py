@@ -10,110 +10,164 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from studies.faults.trials import Result
+from studies.faults import warm
+from studies.faults.results import CALM, SLACK_S, Result
 
+METHODS = ("exdyna", "share:every=2", "share:every=2:delay=1")
+TIMEOUT_S, STARTUP_S = 8.0, 120.0
 _TRAIN = (
-    "train mlp --workers 2 --steps 24 --batch 8 --limit 200 --eval-every 24 --checkpoint-every 4 --timeout 20 "
-    "--json"
+    f"train mlp --steps 24 --batch 8 --limit 200 --eval-every 12 --checkpoint-every 3 --timeout {TIMEOUT_S} --json"
 )
-_EXPECTED: list[list[float]] = []
+_OF_ITS_OWN = ("seconds", "hidden", "wire_bytes", "handshake_bytes")  # the clock's, and what a resumed run repeats
 
 
-def train(folder: Path, *more: str) -> "subprocess.Popen[bytes]":
-    words = [sys.executable, "-m", "gradsieve", *_TRAIN.split(), *more]
-    return _start([*words, "--out", str(folder / "run")], folder)
+def words_of(method: str, folder: Path) -> list[str]:
+    return [*_TRAIN.split(), "--sparsifier", method, "--out", str(folder / "run"), "--workers", "2"]
 
 
-def _start(words: list[str], folder: Path) -> "subprocess.Popen[bytes]":
-    log = (folder / "log").open("ab")
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=settings)
+def calm(method: str, folder: Path) -> list[Any]:
+    """The record of an undisturbed run."""
+    process = _start(words_of(method, folder), folder)
+    process.join(300)
+    found = record(folder)
+    assert process.exitcode == 0, (folder / "log").read_text()[-1000:]
+    assert len(found) > 24, "24 steps and the metrics"
+    return found
 
 
-def family(session: int) -> dict[int, str]:
-    """The processes of a session that still live, with their command lines."""
+def record(folder: Path) -> list[Any]:
+    """Steps and metrics of a record, without what the clock and repeated handshakes decide."""
+    path = folder / "run" / "records.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found: list[Any] = []
+    for line in lines:
+        if line["kind"] == "step":
+            found.append({key: line[key] for key in line if key not in _OF_ITS_OWN})
+        elif line["kind"] == "metric":
+            found.append([line["step"], line["value"]])
+    return found
+
+
+def command_trial(chance: random.Random, folder: Path) -> Result:
+    """A process of `train` is killed, told to end, or stopped; then the run is resumed."""
+    method, target = chance.choice(METHODS), chance.choice(["starter", "fork server", "worker"])
+    name, moment = chance.choice(["SIGKILL", "SIGTERM", "SIGSTOP"]), chance.choice(["startup", "step", "save"])
+    process = _start(words_of(method, folder), folder)
+    _await(moment, chance, process, folder, nth=chance.randrange(1, 6))
+    started = time.monotonic()
+    target, victim = _victim(process.pid, target, chance, folder)
+    what = f"{method}, {name} to the {target} in {moment}"
+    with suppress(ProcessLookupError):
+        os.kill(victim, signal.Signals[name])
+    if name == "SIGSTOP" and target != "worker":
+        time.sleep(2)  # only a worker is waited for with a limit
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGCONT)
+    process.join(STARTUP_S)
+    if process.is_alive():
+        _end(process.pid)
+        return Result("train", False, f"{what}: hung")
+    known = time.monotonic() - started
+    orphans = _orphans(process.pid)
+    problem = f"orphans {orphans}" if orphans else _resumed(method, folder)
+    if not problem and process.exitcode and known > TIMEOUT_S + SLACK_S:
+        problem = f"known after {known:.0f} s only"
+    return Result("train", not problem, f"{what}: {problem or 'resumed to the same record'}", known)
+
+
+def _resumed(method: str, folder: Path) -> str:
+    """Go on until the end, as a user would; returns what is wrong."""
+    wanted = CALM[method]
+    if record(folder) != wanted:
+        again = _start(["train", "--resume", str(folder / "run"), "--json"], folder)
+        again.join(STARTUP_S)
+        if again.exitcode != 0:
+            if (folder / "run" / "checkpoint" / "latest.json").exists():
+                return f"exit code {again.exitcode} of --resume: {(folder / 'log').read_text()[-300:]}"
+            shutil.rmtree(folder / "run", ignore_errors=True)  # it had no checkpoint yet
+            again = _start(words_of(method, folder), folder)
+            again.join(STARTUP_S)
+    found = record(folder)
+    if left := [path.name for path in (folder / "run").rglob("*.partial")]:
+        return f"{left} left"
+    if found == wanted:
+        return ""
+    other = next(((one, two) for one, two in zip(found, wanted, strict=False) if one != two), "a missing line")
+    return f"another record, of {len(found)} lines: {other}"
+
+
+def two_commands(chance: random.Random, folder: Path) -> Result:
+    """Two processes resume one run at once, after a kill: one goes on, the other is refused."""
+    method, kind = chance.choice(METHODS), "two resume one run"
+    first = _start(words_of(method, folder), folder)
+    _await("save", chance, first, folder, nth=chance.randrange(2, 6))
+    _end(first.pid)
+    first.join()
+    both = [_start(["train", "--resume", str(folder / "run"), "--json"], folder) for _ in range(2)]
+    for process in both:
+        process.join(STARTUP_S)
+    codes = sorted(str(process.exitcode) for process in both)
+    problem = _resumed(method, folder)
+    ok = not problem and codes in (["0", "2"], ["0", "0"])  # by when the second came
+    return Result(kind, ok, f"{method}: exit codes {' and '.join(codes)}, {problem or 'the same record'}")
+
+
+def _await(moment: str, chance: random.Random, process: Any, folder: Path, nth: int = 1) -> None:
+    """Until a random time of the startup, of the steps, or while the nth checkpoint is being written."""
+    deadline, run = time.monotonic() + STARTUP_S, folder / "run"
+    begun = [run / "records.jsonl"]
+    if moment == "startup":
+        time.sleep(chance.uniform(0.0, 1.0))
+        return
+    seen: set[str] = set()  # checkpoints
+    while process.is_alive() and time.monotonic() < deadline:
+        if moment == "step" and begun[0].exists():
+            time.sleep(chance.uniform(0.0, 0.5))
+            return
+        seen |= {path.name for path in (run / "checkpoint").glob(".*.partial")}
+        if moment == "save" and len(seen) >= nth:
+            return
+        time.sleep(0.002)
+
+
+def _start(words: list[str], folder: Path) -> Any:
+    return warm.start(words, folder / "log", folder / "server")
+
+
+def family(session: int) -> dict[int, int]:
+    """The processes of a session that still live, with their parents."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ProcessLookupError):
             fields = (path / "stat").read_text().rpartition(")")[2].split()
             if int(fields[3]) == session and fields[0] not in "ZX":
-                found[int(path.name)] = (path / "cmdline").read_text()
+                found[int(path.name)] = int(fields[1])
     return found
 
 
-def losses(folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "run" / "records.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["kind"] == "step"]
-
-
-def expected(folder: Path) -> list[float]:
-    if not _EXPECTED:
-        place = folder / "calm"
-        place.mkdir()
-        train(place).wait(300)
-        _EXPECTED.append(losses(place))
-        shutil.rmtree(place)
-    return _EXPECTED[0]
-
-
-def command_trial(chance: random.Random, folder: Path) -> Result:
-    """A process of `train` is killed, told to end, or stopped; then the run is resumed."""
-    wanted, target = expected(folder), chance.choice(["starter", "fork server", "worker"])
-    name = chance.choice(["SIGKILL", "SIGTERM", "SIGSTOP"])
-    process, what = train(folder), f"{name} to the {target}"
-    deadline = time.monotonic() + 120
-    while (
-        not (folder / "run" / "records.jsonl").exists() and process.poll() is None and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
-    time.sleep(chance.uniform(0.0, 1.0))
-    victim = _victim(process.pid, target, chance)
-    started = time.monotonic()
-    with suppress(ProcessLookupError):
-        os.kill(victim, signal.Signals[name])
-    if name == "SIGSTOP" and target != "worker":
-        time.sleep(2)
-        with suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGCONT)  # only a worker is waited for with a limit
-    try:
-        process.wait(90)
-    except subprocess.TimeoutExpired:
-        _end(process.pid)
-        return Result("train", False, f"{what}: hung")
-    known = time.monotonic() - started
-    orphans = _orphans(process.pid)
-    for _ in range(2):
-        if not (folder / "run").exists():
-            train(folder).wait(300)
-        elif len(losses(folder)) < len(wanted):
-            words = [sys.executable, "-m", "gradsieve", "train", "--resume", str(folder / "run"), "--json"]
-            if _start(words, folder).wait(300):
-                shutil.rmtree(folder / "run")  # killed before its first checkpoint
-    ok = losses(folder) == wanted and not orphans and not list(folder.rglob("*.partial"))
-    return Result("train", ok, f"{what}: {'resumed to the same losses' if ok else f'orphans {orphans}'}", known)
-
-
-def _victim(session: int, target: str, chance: random.Random) -> int:
-    others = {pid: words for pid, words in family(session).items() if pid != session}
-    servers = [pid for pid, words in others.items() if "forkserver" in words]
-    if target == "starter" or not others:
-        return session
-    if target == "fork server" and servers:
-        return min(servers)
-    workers = sorted(set(servers) - {min(servers)}) if len(servers) > 1 else sorted(others)
-    return chance.choice(workers)
+def _victim(session: int, target: str, chance: random.Random, folder: Path) -> tuple[str, int]:
+    """The process that is meant, or the starter where there is none yet; with what it is."""
+    seen = family(session)
+    server = int((folder / "server").read_text() or 0) if (folder / "server").exists() else 0
+    workers = sorted(pid for pid, parent in seen.items() if parent == server)
+    if target == "worker" and workers:
+        return target, chance.choice(workers)
+    return (target, server) if target == "fork server" and server in seen else ("starter", session)
 
 
 def _orphans(session: int) -> list[str]:
     """What is left of a session a moment after its leader has ended."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
     while (left := family(session)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    names = []
     for pid in left:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):
+            names.append(f"{pid} {Path(f'/proc/{pid}/wchan').read_text()}")
             os.kill(pid, signal.SIGKILL)
-    return list(left.values())
+    return names
 
 
 def _end(session: int) -> None:
@@ -123,38 +177,34 @@ def _end(session: int) -> None:
 
 
 def torchrun_trial(chance: random.Random, folder: Path) -> Result:
-    """torchrun starts `gradsieve train` again after a worker was killed, and it goes on from its checkpoint."""
-    wanted = expected(folder)
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-    ]
-    words += ["2", "--no-python", sys.executable, "-m", "gradsieve", *_TRAIN.replace(" --workers 2", "").split()]
-    process = _start([*words, "--out", str(folder / "run")], folder)
-    latest, deadline = folder / "run" / "checkpoint" / "latest.json", time.monotonic() + 120
+    """A worker of `torchrun gradsieve train` is killed or stopped; torchrun starts all again."""
+    method, name = chance.choice(METHODS), chance.choice(["SIGKILL", "SIGTERM", "SIGSTOP"])
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 --no-python"
+    train = [word for word in words_of(method, folder) if word not in ("--workers", "2")]
+    words = [sys.executable, *torchrun.split(), sys.executable, "-m", "gradsieve", *train]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=settings)
+    latest, deadline = folder / "run" / "checkpoint" / "latest.json", time.monotonic() + STARTUP_S
     while not latest.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    workers = [
-        pid for pid, line in _descendants(process.pid).items() if "train" in line and "--no-python" not in line
-    ]
+        time.sleep(0.005)
+    workers = [pid for pid, line in _below(process.pid).items() if "train" in line and "--no-python" not in line]
     if workers:
         with suppress(ProcessLookupError):
-            os.kill(chance.choice(sorted(workers)), signal.SIGKILL)
+            os.kill(chance.choice(sorted(workers)), signal.Signals[name])
     try:
-        code = process.wait(180)
+        code = process.wait(2 * STARTUP_S)
     except subprocess.TimeoutExpired:
-        _end(process.pid)
-        return Result("torchrun", False, "hung")
-    found = losses(folder) if (folder / "run").exists() else []
-    return Result("torchrun", code == 0 and found == wanted, f"exit code {code}, {len(found)} steps")
+        for pid in [*_below(process.pid), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return Result("torchrun", False, f"{method}, {name} to a worker: hung")
+    problem = _resumed(method, folder) if code == 0 else (folder / "log").read_text()[-400:]
+    what = f"{method}, {name} to a worker: exit code {code}"  # SIGTERM ends a run, with a checkpoint
+    return Result("torchrun", not problem, f"{what}, {problem or 'the same record'}")
 
 
-def _descendants(root: int) -> dict[int, str]:
+def _below(root: int) -> dict[int, str]:
     """All processes below another; torchrun gives its workers sessions of their own."""
     parents, lines = {}, {}
     for path in Path("/proc").glob("[0-9]*"):

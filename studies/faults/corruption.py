@@ -10,12 +10,17 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from gradsieve import ReplicasDiffer, VirtualWorld, virtual_reducers
+from gradsieve import ReplicasDiffer, VirtualWorld, make_sparsifier, virtual_reducers
 from gradsieve.comm.collectives import AllToAll
+from gradsieve.density import as_density
+from gradsieve.share import Replica
+from gradsieve.share.driver import Driver
+from gradsieve.share.replica import NonFiniteWeights
 from gradsieve.state.replicas import check_replicas
 
 WORKERS, N, STEPS, EVERY, TRIALS = 3, 500, 25, 5, 40
 WHERE = ("weights", "message", "residual")
+SHARE = ("shared", "own weights", "message")  # of a worker, where weights are shared
 
 
 def flip(x: Tensor, chance: random.Random) -> None:
@@ -72,16 +77,42 @@ def trial(where: str, seed: int) -> tuple[str, int | None]:
     return "not seen", None
 
 
+def share_trial(where: str, seed: int) -> tuple[str, int | None]:
+    """As `trial`, of workers that share weights: what is compared is what they agreed on."""
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    world = FaultyWorld(WORKERS, chance)
+    weights = [torch.ones(N) for _ in range(WORKERS)]
+    replicas = [
+        Replica({"w": own}, make_sparsifier("topk"), as_density(0.05), rank=rank, world_size=WORKERS)
+        for rank, own in enumerate(weights)
+    ]
+    driver = Driver(replicas, world)
+    at = chance.randrange(5, STEPS - 2 * EVERY)
+    for step in range(STEPS):
+        if step == at and where != "message":
+            victim = chance.randrange(WORKERS)
+            flip(replicas[victim].weights.shared if where == "shared" else weights[victim], chance)
+        world.armed = step == at and where == "message"
+        for own in weights:
+            own -= 0.01 * torch.randn(N, generator=generator)
+        try:
+            driver.after_step()
+            if step % EVERY == EVERY - 1:
+                world.run([check_replicas(each.weights.by_name(), step) for each in replicas])
+        except (ReplicasDiffer, NonFiniteWeights) as error:
+            return "found" if isinstance(error, ReplicasDiffer) else "found, as it is not finite", step - at
+    return "not seen", None
+
+
+def _summary(outcomes: list[tuple[str, int | None]]) -> dict[str, object]:
+    within = [steps for _, steps in outcomes if steps is not None]
+    return {"outcomes": dict(Counter(name for name, _ in outcomes)), "most steps": max(within, default=None)}
+
+
 def main(trials: int = TRIALS) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = {}
-    for where in WHERE:
-        outcomes = [trial(where, seed) for seed in range(trials)]
-        within = [steps for _, steps in outcomes if steps is not None]
-        found[where] = {
-            "outcomes": dict(Counter(name for name, _ in outcomes)),
-            "most steps": max(within, default=None),
-        }
-    return found
+    found = {where: _summary([trial(where, seed) for seed in range(trials)]) for where in WHERE}
+    shared = {f"share: {where}": _summary([share_trial(where, seed) for seed in range(trials)]) for where in SHARE}
+    return found | shared
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trials of disks and files: full, read-only, truncated, damaged, swapped, shared by two runs."""
+"""Trials of disks and files: full, read-only, cut, damaged, swapped, shared by two runs."""
 
 import os
 import random
@@ -13,7 +13,7 @@ import torch
 
 from gradsieve import CheckpointError, VirtualWorld
 from gradsieve.state import checkpoint
-from studies.faults.trials import Result
+from studies.faults.results import Result
 
 _N, _RANKS = 20_000, 3  # 80 kB per rank
 
@@ -57,7 +57,7 @@ def full_disk(chance: random.Random, folder: Path) -> Result:
     place = folder / "disk"
     with small_disk(place, 800):
         save(place / "run", 1)
-        (place / "ballast").write_bytes(b"x" * 1024 * chance.randrange(250, 540))
+        (place / "ballast").write_bytes(b"x" * 1024 * chance.randrange(200, 510))
         try:
             save(place / "run", 2)
             wanted = 2
@@ -86,26 +86,38 @@ def damaged(chance: random.Random, folder: Path) -> Result:
     """A file of the checkpoint is cut, has a bit flipped, or is swapped with another rank's."""
     save(folder / "run", 1)
     files = sorted(path for path in (folder / "run").rglob("*") if path.is_file())
-    path, how = chance.choice(files), chance.choice(["cut", "bit", "swap"])
+    path, how = chance.choice(files), chance.choice(["cut", "bit"])
     data = bytearray(path.read_bytes())
     if how == "cut":
         path.write_bytes(data[: chance.randrange(len(data))])
     elif how == "bit":
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         path.write_bytes(data)
-    else:
-        other = chance.choice([each for each in files if each != path])
-        kept = path.read_bytes()
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(kept)
+    return _read_back("damaged files", folder, f"{how} {path.name}", whole=how == "bit")  # white space may change
+
+
+def swapped(chance: random.Random, folder: Path) -> Result:
+    """Two files change places: two ranks' parts, of one checkpoint or of two."""
+    save(folder / "run", 1)
+    save(folder / "other", chance.choice([1, 2]))
+    ours = sorted((folder / "run").rglob("rank-*"))
+    one, other = chance.choice(ours), chance.choice([*ours, *sorted((folder / "other").rglob("rank-*"))])
+    kept = one.read_bytes()
+    same = kept == other.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    return _read_back("swapped ranks", folder, f"{one.name} and {other.name}", whole=same)
+
+
+def _read_back(kind: str, folder: Path, what: str, *, whole: bool) -> Result:
+    """The checkpoint is refused in words; `whole`: or loaded with what was saved."""
     try:
-        found = f"step {load(folder / 'run')} loaded whole"
-        ok = how == "bit"  # in white space between values
+        found, ok = f"step {load(folder / 'run')} loaded whole", whole
     except CheckpointError as problem:
         found, ok = "refused" if str(problem) else "", True
     except Exception as problem:
         found, ok = f"{type(problem).__name__}: {problem}", False
-    return Result("damaged files", ok, f"{how} {path.name}: {found}")
+    return Result(kind, ok, f"{what}: {found}")
 
 
 def two_runs(chance: random.Random, folder: Path) -> Result:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +22,7 @@ def launch(
     plan: Plan, places: Sequence[Place] | None = None, meanwhile: Callable[[list[Any]], None] | None = None
 ) -> "Launch":
     """All workers of a plan, from start to end."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["studies.faults.preload"])
+    context = multiprocessing.get_context("fork")  # a trial's own process, in which nothing else runs
     Path(plan.reports).mkdir(parents=True, exist_ok=True)
     for old in Path(plan.reports).glob("*"):
         old.unlink()
@@ -44,6 +44,12 @@ def launch(
                 os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
     return Launch(plan, hung)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait(plan: Plan, processes: list[Any], started: float) -> list[int]:

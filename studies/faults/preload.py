@@ -1,8 +1,12 @@
-"""Imported once by the fork server of a campaign: its workers begin with every kernel loaded."""
+"""Imported once by the fork server of a campaign: its workers begin with everything loaded."""
+
+import torch._dynamo  # what the first optimizer of a process imports: seconds, otherwise, in each worker
 
 from gradsieve import ops
-from studies.faults import worker
+from gradsieve_lab import cli
+from gradsieve_lab.runs import running  # noqa: F401
+from studies.faults import kinds, worker
 
 ops.warm_up()
 
-__all__ = ["worker"]
+__all__ = ["cli", "kinds", "torch", "worker"]

@@ -1,43 +1,23 @@
 """Trials: one fault each, and what came of it."""
 
 import random
-import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gradsieve_lab.netlab.network import Network, network
 from gradsieve_lab.netlab.rates import parse_links
-from studies.faults.launching import Launch, launch
+from studies.faults.launching import Launch, free_port, launch
+from studies.faults.results import CALM, SLACK_S, Result, Trial
 from studies.faults.worker import MODES, PHASES, Plan
 
-SLACK_S = 15.0  # beyond the timeout, until all survivors have agreed on who is missing
 
-
-@dataclass(frozen=True)
-class Result:
-    """One trial. `survived`: nothing was lost but interrupted steps, nobody hung, nothing half-written is left."""
-
-    kind: str
-    survived: bool
-    what: str  # happened, or went wrong
-    known_s: float | None = None  # until the last survivor knew
-    lost_norm: float | None = None
-
-
-Trial = Callable[[random.Random, Path], Result]
-_EXPECTED: dict[str, str] = {}  # weights of undisturbed runs, by mode
-
-
-def expected(mode: str, folder: Path) -> str:
-    if mode not in _EXPECTED:
-        plan = Plan(mode, str(folder / "calm"), str(folder / "calm-reports"))
-        weights = launch(plan).weights
-        assert weights is not None, "the undisturbed run must finish"
-        _EXPECTED[mode] = weights
-        shutil.rmtree(folder / "calm")
-    return _EXPECTED[mode]
+def calm(mode: str, folder: Path) -> str:
+    """The weights at the end of an undisturbed run."""
+    weights = launch(Plan(mode, str(folder / "calm"), str(folder / "reports"))).weights
+    assert weights is not None, "the undisturbed run must finish"
+    return weights
 
 
 def worker_trial(fault: str) -> Trial:
@@ -55,10 +35,11 @@ def worker_trial(fault: str) -> Trial:
             count=1 if phase in ("startup", "handshake") else chance.randrange(1, 4),
             fault=fault,
             regroup=chance.random() < 0.3 and phase != "startup",
+            port=free_port() if chance.random() < 0.5 else 0,
         )
-        weights = expected(mode, folder)
+        weights = CALM[mode]
         first = launch(plan)
-        what = f"{mode}, rank {plan.victim} in {phase}"
+        what = f"{mode}, rank {plan.victim} in {phase}{', store in rank 0' if plan.port else ''}"
         if first.hung:
             return Result(kind, False, f"{what}: ranks {first.hung} hung")
         if first.fault_at is None:
@@ -68,11 +49,12 @@ def worker_trial(fault: str) -> Trial:
         lost = max((report.get("lost_norm") or 0.0 for report in first.survivors(plan.victim)), default=0.0)
         if wrong:
             return Result(kind, False, f"{what}: {wrong}", known)
-        if plan.regroup:
+        if plan.regroup and all(report["outcome"] == "regrouped" for report in first.survivors(plan.victim)):
             return Result(kind, True, f"{what}: went on without it", known, lost)
-        again = launch(replace(plan, victim=-1, fault=""))
+        again = launch(replace(plan, victim=-1, fault="", port=0))
         ok = again.weights == weights and not list(Path(plan.folder).rglob("*.partial"))
-        return Result(kind, ok, f"{what}: {'resumed to the same weights' if ok else 'other weights'}", known)
+        by = ", known by DDP's own collective" if any(map(_by_ddp, first.survivors(plan.victim))) else ""
+        return Result(kind, ok, f"{what}{by}: {'resumed to the same weights' if ok else 'other weights'}", known)
 
     return trial
 
@@ -82,6 +64,8 @@ def _wrong(plan: Plan, done: Launch, known: float) -> str:
         return ""  # torch's own rendezvous: it ends by its own timeout
     for report in done.survivors(plan.victim):
         outcome = report["outcome"]
+        if _by_ddp(report):
+            continue
         if outcome not in ("lost", "regrouped", "finished"):
             return f"rank {report['rank']} ended with {outcome}: {report.get('words', '')}"
         if outcome != "finished" and report["ranks"] != [plan.victim]:
@@ -89,12 +73,17 @@ def _wrong(plan: Plan, done: Launch, known: float) -> str:
     return "" if known < plan.timeout + SLACK_S else f"known after {known:.0f} s only"
 
 
+def _by_ddp(report: dict[str, Any]) -> bool:
+    """Whether a worker was in a collective of DDP's own: it rebuilds its buckets in the second step."""
+    return report["outcome"] == "RuntimeError" and "_pre_forward" in report["in"]
+
+
 def link_trial(chance: random.Random, folder: Path) -> Result:
     """A link is down for a while or for ever, or loses nine tenths of its rate."""
     how = chance.choice(["down 1 s", "down 10 s", "down for ever", "a tenth of its rate"])
     mode, kind = chance.choice(MODES), "a link fails"
     plan = Plan(mode, str(folder / "checkpoint"), str(folder / "reports"), pause=0.3, timeout=6.0)
-    weights = expected(mode, folder)
+    weights = CALM[mode]
     with network(parse_links("100mbit", 3)) as made:
         victim = chance.randrange(3)
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Plan:
     fault: str = ""
     regroup: bool = False  # survivors go on without the victim
     pause: float = 0.0  # seconds between steps
+    port: int = 0  # of the store in rank 0, as env:// has it; 0: the store is a file
 
 
 class Trap:
@@ -112,10 +114,12 @@ def enter(rank: int, store: str, plan: Plan, place: Place) -> None:
     try:
         trap.reach("startup")
         limit = timedelta(seconds=max(10.0, 2 * plan.timeout))
-        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=plan.world_size, timeout=limit)
+        where = f"tcp://127.0.0.1:{plan.port}" if plan.port else f"file://{store}"
+        dist.init_process_group("gloo", where, rank=rank, world_size=plan.world_size, timeout=limit)
         report |= Worker(plan, rank, trap).run()
     except Exception as error:
         report |= {"outcome": type(error).__name__, "words": str(error)[:300]}
+        report["in"] = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         report["ranks"] = getattr(error, "ranks", [])
     report["at"] = report.get("at", time.monotonic())
     path = Path(plan.reports) / f"rank-{rank}.json"

@@ -26,7 +26,8 @@ def run_processes(work: Callable[..., Any], world_size: int, folder: Path, *args
 
 def _started(work: Callable[..., Any], world_size: int, folder: Path, args: tuple[Any, ...]) -> list[Any]:
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["gradsieve", "torch.distributed", "pytest", "hypothesis"])  # imported only once
+    # Imported only once; torch._dynamo because the first optimizer of a process imports it, which takes seconds.
+    context.set_forkserver_preload(["gradsieve", "torch.distributed", "torch._dynamo", "pytest", "hypothesis"])
     processes = [
         context.Process(target=_enter, args=(work, rank, world_size, folder, args)) for rank in range(world_size)
     ]

@@ -4,27 +4,38 @@ import json
 import subprocess
 import sys
 
-from studies.faults.corruption import EVERY, trial
+import pytest
+from studies.faults.corruption import EVERY, share_trial, trial
 
 from helpers import ROOT
 
 _ONLY = ("damaged files", "kill a worker")
 
 
-def test_a_part_of_the_quick_campaign() -> None:
-    words = [sys.executable, "-m", "studies.faults", "--quick", "--json", "--trials", "8", "--seconds", "25"]
-    for name in _ONLY:
-        words += ["--only", name]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
+def _campaign(*words: str) -> int:
+    """How many trials survived: all of them."""
+    command = [sys.executable, "-m", "studies.faults", "--quick", "--json", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     found = json.loads(done.stdout)
     assert found["failures"] == []
     assert done.returncode == 0
-    assert sum(row["survived"] for row in found["kinds"]) >= 1
+    return sum(row["survived"] for row in found["kinds"])
 
 
-def test_flipped_bits_in_weights_are_found_in_time() -> None:
+def test_a_part_of_the_quick_campaign() -> None:
+    words = [word for name in _ONLY for word in ("--only", name)]
+    assert _campaign("--trials", "4", "--seconds", "10", *words) >= 1
+
+
+@pytest.mark.slow
+def test_the_quick_campaign() -> None:
+    assert _campaign() >= 10
+
+
+@pytest.mark.parametrize("where", ["shared", "weights"])
+def test_flipped_bits_of_what_is_agreed_on_are_found_in_time(where: str) -> None:
     for seed in range(5):
-        outcome, steps = trial("weights", seed)
+        outcome, steps = share_trial("shared", seed) if where == "shared" else trial(where, seed)
         assert outcome == "found"
         assert steps is not None
         assert steps <= EVERY

@@ -99,7 +99,8 @@ def sparsify(
     model = checked(inner)
     parameters = dense_parameters(model)
     device = next(iter(parameters.values())).device
-    world = ProcessGroupWorld(fsdp.group_of(process_group) or model.process_group, limit, device=device)
+    group = model.process_group if process_group is None else fsdp.group_of(process_group)
+    world = ProcessGroupWorld(group, limit, device=device)
     reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels_of(parameters))
     layout = layout_of(model)
     limit_of_values = min(largest_update(parameter.dtype) for parameter in parameters.values())
@@ -155,7 +156,7 @@ class Sieve:
             labels = labels_of(parameters)
             if labels != self.reducer.labels:
                 raise BadInput(f"ddp_model must have the same parameters as before, got {list(labels.values())}")
-            process_group = process_group or model.process_group
+            process_group = model.process_group if process_group is None else process_group
         world = ProcessGroupWorld(process_group, self.world.timeout, device=self.world.device)
         self.world.close()
         self.world = hook.world = world

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve import ops
-from gradsieve._check import BadInput
+from gradsieve._check import BadInput, one_of
 from gradsieve.regrouping import Regrouped
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
@@ -61,7 +61,7 @@ class ShareSieve:
         self._uneven = False  # some rank has skipped a dense step
         background: Background[list[Outcome]] | None = None
         self._beside = world
-        if delay:  # a group must not be used from two threads
+        if one_of("delay", delay, (0, 1)):  # a group must not be used from two threads
             background = Background("gradsieve-share", SideStream(replica.weights.shared.device))
             self._beside = world.again()
         self._background = background
@@ -134,7 +134,8 @@ class ShareSieve:
         All of its workers call it; newcomers call `share(..., join=True)` instead. Survivors keep their weights,
         and newcomers start from the agreed ones. Drift from before a failed round is averaged in a later one.
         """
-        with contextlib.suppress(PeerLost, RuntimeError):  # of the round that failed beside the last step
+        # Of the round that failed beside the last step; ValueError if its group was destroyed before it began.
+        with contextlib.suppress(PeerLost, RuntimeError, ValueError):
             self.driver.flush()
         world = ProcessGroupWorld(process_group, self.world.timeout, device=self.world.device)
         for old in (self._beside, self.world):

@@ -6,20 +6,19 @@ nothing there, or whose process on this machine has ended or is stopped.
 """
 
 import json
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from gradsieve._check import BadType, positive
+from gradsieve.worlds.processes import host, identity, keeps_store, state_of, within
 
 T = TypeVar("T")
 
@@ -128,7 +127,8 @@ class Waiting:
         self.count = 0  # collectives so far
         self.phase, self.since = "", float("inf")
         self._calls = 0
-        store.set(f"who/{rank}", json.dumps(_identity()))
+        self._keeps = keeps_store(store)
+        store.set(f"who/{rank}", json.dumps(identity()))
         if size > 1:
             threading.Thread(target=_announce, args=(weakref.ref(self),), daemon=True).start()
 
@@ -148,11 +148,11 @@ class Waiting:
         if self.size == 1:
             return
         self._calls += 1
-        found = _within(self.timeout + PATIENCE_S, lambda: self._meet(call))
+        found = within(self.timeout + PATIENCE_S, lambda: self._meet(call))
         if not found:
             raise self._silent_store(call)
         if found[0] is not None:
-            raise found[0]
+            raise self._left(found[0])
 
     def _meet(self, call: str) -> Exception | None:
         """Wait until all workers have made this call; returns what is wrong, if anything."""
@@ -163,7 +163,9 @@ class Waiting:
             if words := self._elsewhere(call, missing):
                 self.say(failed=words)
                 return WorkersDiverged(words)
-            if gone := [rank for rank in missing if self._fate(rank) or time.monotonic() > deadline]:
+            gone = [rank for rank in missing if self._fate(rank) or time.monotonic() > deadline]
+            # A survivor may have made the call, or learnt of the loss, and ended since.
+            if gone := [rank for rank in gone if not self.store.check([keys[rank]]) and not self._knows(rank)]:
                 return PeerLost(self._words(gone, self.timeout), gone, call)
             time.sleep(pause)
             pause = min(2 * pause, 10 * _POLL_S)
@@ -192,13 +194,26 @@ class Waiting:
         after = time.monotonic() - self.since
         # At the end of a timeout all waiting workers have reported, except those that arrived a little later.
         grace = 1 + 2 * self.patience if after > 0.9 * self.timeout else GRACE_S
-        found = _within(grace + PATIENCE_S, lambda: self._survey(error, grace))
+        found = within(grace + PATIENCE_S, lambda: self._survey(error, grace))
         if not found:
             return self._silent_store(self.phase)
         ranks, words = found[0]
         if not ranks and not words:
             return error
-        return PeerLost(words or self._words(ranks, after), ranks, self.phase)
+        return self._left(PeerLost(words or self._words(ranks, after), ranks, self.phase))
+
+    def _left(self, error: T) -> T:
+        """An error that ends this worker, perhaps. The one that keeps the store stays until all survivors know."""
+        gone = getattr(error, "ranks", [])
+        within(GRACE_S + PATIENCE_S, lambda: self._stay(set(range(self.size)) - {self.rank, *gone}))
+        return error
+
+    def _stay(self, others: set[int]) -> None:
+        deadline = time.monotonic() + GRACE_S
+        self.store.set(f"knows/{self.rank}", "")
+        while self._keeps and others and time.monotonic() < deadline:
+            others = {rank for rank in others if not self.store.check([f"knows/{rank}"]) and not self._fate(rank)}
+            time.sleep(_POLL_S)
 
     def _silent_store(self, phase: str) -> PeerLost:
         words = "the store of torch.distributed does not answer: its host, rank 0 or the launcher, is missing"
@@ -212,7 +227,7 @@ class Waiting:
             unknown = [rank for rank in range(self.size) if rank != self.rank]
             gone: list[int] = []
             while unknown and time.monotonic() < deadline:
-                gone += [rank for rank in unknown if self._fate(rank)]
+                gone += [rank for rank in unknown if self._fate(rank) and not self._knows(rank)]
                 unknown = [rank for rank in unknown if rank not in gone and not self._present(rank)]
                 time.sleep(_POLL_S)
             reasons = [self._read(f"at/{rank}").get("failed", "") for rank in range(self.size)]
@@ -224,9 +239,13 @@ class Waiting:
             # The store ended with its process: rank 0's, unless a launcher hosts it.
             return ([0] if self.rank else []), ""
 
+    def _knows(self, rank: int) -> bool:
+        """Whether a rank has learnt of a loss: if it has ended since, it is not the one that was lost."""
+        return bool(self.store.check([f"knows/{rank}"]))
+
     def _present(self, rank: int) -> bool:
         said = self._read(f"at/{rank}")
-        return bool(said.get("failed")) or said.get("count", 0) >= self.count
+        return bool(said.get("failed")) or said.get("count", 0) >= self.count or self._knows(rank)
 
     def _read(self, key: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
@@ -235,9 +254,9 @@ class Waiting:
     def _fate(self, rank: int) -> str:
         """State of a rank's process, if it is on this machine and not running; otherwise empty."""
         who = self._read(f"who/{rank}")
-        if who.get("host") != _host():
+        if who.get("host") != host():
             return ""
-        state, begun = _process(who["pid"])
+        state, begun = state_of(who["pid"])
         if begun != who["begun"] or state in "ZX":
             return "its process has ended"
         return "its process is stopped" if state in "Tt" else ""
@@ -253,15 +272,6 @@ class Waiting:
         return f"{', '.join(fates)} did not take part: no answer after {after:.1f} s"
 
 
-def _within(limit: float, work: Callable[[], T]) -> list[T]:
-    """The result of `work` in a list, an empty one if it takes longer: a store whose host is stopped is silent."""
-    found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
-    thread.start()
-    thread.join(limit)
-    return found
-
-
 def _announce(watched: "weakref.ref[Waiting]") -> None:
     """Say where a worker is that has waited for long, once per collective."""
     said = 0
@@ -275,26 +285,3 @@ def _announce(watched: "weakref.ref[Waiting]") -> None:
                 return  # the store is gone; the collective will fail, too
         del waiting
         time.sleep(patience / 4)
-
-
-def _identity() -> dict[str, Any]:
-    pid = os.getpid()
-    return {"host": _host(), "pid": pid, "begun": _process(pid)[1]}
-
-
-def _host() -> str:
-    """This machine since it was started, and the process numbers that count here."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
-
-
-def _process(pid: int) -> tuple[str, str]:
-    """State and start of a process, as the kernel names them; empty if there is none."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "X", ""
-    return state, fields[18]

@@ -1,0 +1,24 @@
+"""What a trial is and what comes of it, and what all trials know of undisturbed runs."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SLACK_S = 15.0  # beyond the timeout, until all survivors have agreed on who is missing
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trial. `survived`: nothing was lost but interrupted steps, nobody hung, nothing half-written is left."""
+
+    kind: str
+    survived: bool
+    what: str  # happened, or went wrong
+    known_s: float | None = None  # until the last survivor knew
+    lost_norm: float | None = None
+
+
+Trial = Callable[[random.Random, Path], Result]
+CALM: dict[str, Any] = {}  # how undisturbed runs ended, by what ran
