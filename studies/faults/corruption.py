@@ -15,7 +15,7 @@ from gradsieve.comm.collectives import AllToAll
 from gradsieve.density import as_density
 from gradsieve.share import Replica
 from gradsieve.share.driver import Driver
-from gradsieve.share.replica import NonFiniteWeights
+from gradsieve.share.outcome import NonFiniteWeights
 from gradsieve.state.replicas import check_replicas
 
 WORKERS, N, STEPS, EVERY, TRIALS = 3, 500, 25, 5, 40
