@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -75,6 +75,7 @@ def test_worlds_sum_large_vectors_with_the_backend_as_planned() -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@example(n=312321309, workers=4096, bits=1164139.0, latency=0.0, compute=10.0, backend="gloo")
 @given(
     n=st.integers(1_000, 10**9),
     workers=st.integers(2, 4096),

@@ -137,7 +137,7 @@ class Plan:
         for way in self.ways:
             row = self._row(way)
             times = row["times_faster"]
-            faster = f"{times:.2f}x" if times < 100 else f"{times:,.0f}x"
+            faster = f"{times:.2f}x" if times < 100 else f"{number(times)}x"
             sizes = (size(row["bytes_per_step"]), f"+{size(way.memory)}" if way.memory else "")
             rows.append((way.name, number(row["ms"]), faster, *sizes, row["break_even"]))
         return rows
@@ -174,9 +174,11 @@ def _scaled(value: float, step: int, units: Sequence[str]) -> str:
 
 def number(value: float) -> str:
     """
-    >>> number(12345.6), number(5.6789)
-    ('12,346', '5.68')
+    >>> number(17_169_402.0), number(12345.6), number(5.6789)
+    ('17.2M', '12,346', '5.68')
     """
+    if value >= 1e6:
+        return f"{value / 1e6:,.1f}M"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
