@@ -31,6 +31,15 @@ def test_every_figure() -> None:
     assert row.end == "unfinished"
 
 
+def test_rounds_of_some_steps_only_are_part_of_the_times() -> None:
+    rare = [
+        record(i, collectives=3 if i == 2 else 0, seconds={"communicate": 0.4 if i == 2 else 0.0}) for i in range(4)
+    ]
+    always = [record(i, collectives=3, seconds={"communicate": 0.4 if i == 2 else 0.0}) for i in range(4)]
+    assert summarise(Run(HEADER, rare, [], None, Path())).communicate_ms == pytest.approx(100)
+    assert summarise(Run(HEADER, always, [], None, Path())).communicate_ms == 0
+
+
 def test_lower_can_be_better() -> None:
     header = HEADER | {"metric": {"name": "perplexity", "higher_is_better": False, "percent": False}}
     row = summarise(Run(header, [record(0)], [metric(0, 9.0), metric(1, 7.0), metric(2, 8.0)], None, Path()))

@@ -298,7 +298,8 @@ def _legend(metric: str, in_lab: bool, gains: bool) -> str:
             "bytes: of one worker on the wire.",
             *(["counted: what a host's interface really sent in a step, headers included."] if in_lab else []),
             "saved: bytes of plain data-parallel training against these.",
-            f"{'' if gains else 'select, '}comm., step: median ms of a step and worker.",
+            f"{'' if gains else 'select, '}comm., step: median ms of a step and worker,",
+            "mean where only some steps exchange.",
         ]
     )
 

@@ -1,6 +1,6 @@
-"""A run in one row: pure functions of its record."""
+"""A run in one row: pure functions of its record. Times are medians; means where only some steps exchange."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
@@ -70,7 +70,9 @@ def summarise(run: Run) -> Summary:
     errors, norms, buildups = (_known(steps, name) for name in ("error", "residual_norm", "buildup"))
     hidden, spreads = _known(steps, "hidden"), _known(steps, "spread")
     losses = _known(steps, "loss")
-    phases = {f"{phase}_ms": _median_ms(step.seconds.get(phase) for step in steps) for phase in PHASES}
+    exchanging = sum(step.collectives > 0 for step in steps)
+    typical = fmean if 0 < exchanging < len(steps) else median  # a median would leave out rounds of some steps only
+    phases = {f"{phase}_ms": _ms(typical, (step.seconds.get(phase) for step in steps)) for phase in PHASES}
     return Summary(
         method=run.name,
         task=settings["task"],
@@ -100,7 +102,7 @@ def summarise(run: Run) -> Summary:
         imbalance_mean=_mean(_known(steps, "imbalance")),
         buildup_mean=_mean(buildups) if buildups else None,
         **phases,
-        hidden_ms=_median_ms(hidden) if any(hidden) else None,
+        hidden_ms=_ms(typical, hidden) if any(hidden) else None,
         spread_mean=_mean(spreads) if spreads else None,
         seconds=sum(step.seconds.get("step") or 0.0 for step in steps),
         end=run.end["reason"] if run.end else "unfinished",
@@ -120,6 +122,6 @@ def _mean(values: list[Any]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _median_ms(values: Iterable[float | None]) -> float:
+def _ms(typical: Callable[[list[float]], float], values: Iterable[float | None]) -> float:
     known = [value for value in values if value is not None]
-    return median(known) * 1e3 if known else 0.0
+    return typical(known) * 1e3 if known else 0.0
