@@ -28,7 +28,15 @@ def _train(rank: int, world_size: int, names: list[str], values: str) -> dict[st
     return found
 
 
-@pytest.mark.parametrize(("world_size", "values"), [(2, "fp32"), (4, "fp32"), (3, "bf16"), (3, "fp8")])
+@pytest.mark.parametrize(
+    ("world_size", "values"),
+    [
+        (4, "fp32"),
+        (3, "fp8"),
+        pytest.param(2, "fp32", marks=pytest.mark.slow),
+        pytest.param(3, "bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_virtual_equals_gloo(world_size: int, values: str, tmp_path: Path) -> None:
     results = run_processes(_train, world_size, tmp_path, LIBRARY, values)
     for name in LIBRARY:

@@ -43,8 +43,8 @@ def train(settings: Settings, folder: Path, **more: Any) -> Run:
     return done
 
 
-# That every task learns with virtual workers is in tests/tasks; here one of each kind of data and optimizer.
-IN_PROCESSES = [("mlp", "dense"), ("mlp", "exdyna"), ("gpt", "exdyna"), ("ncf", "exdyna")]
+# That every task learns with virtual workers is in tests/tasks; here one with each kind of optimizer.
+IN_PROCESSES = [("mlp", "exdyna"), ("gpt", "exdyna")]
 SLOWLY = [(task, method) for task in TASKS for method in ("dense", "exdyna") if (task, method) not in IN_PROCESSES]
 
 
@@ -60,7 +60,14 @@ def test_every_task_learns(tmp_path: Path, task: str, method: str) -> None:
     assert done.end == {"kind": "end", "reason": "finished", "step": settings.steps}
 
 
-@pytest.mark.parametrize("method", ["topk", "cltk", "hard_threshold:threshold=0.01", "exdyna"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "topk",
+        "exdyna",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("cltk", "hard_threshold:threshold=0.01")),
+    ],
+)
 def test_processes_do_what_virtual_workers_do(tmp_path: Path, method: str) -> None:
     settings = TINY.with_method(parse_method(method, 0.05))
     real = train(settings, tmp_path / "real")

@@ -144,6 +144,7 @@ def test_it_runs_and_tunes_the_constant_threshold(tmp_path: Path, monkeypatch: p
     assert sent[DENSE] == pytest.approx(1000, rel=0.05)
 
 
+@pytest.mark.slow
 def test_other_constants_of_the_rule_are_judged_by_the_same_criteria(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

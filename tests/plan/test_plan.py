@@ -40,8 +40,7 @@ def free_plan(n: int, workers: int, link: Link, compute: float = 0.05, **options
     return gradsieve.Plan(n, workers, link, compute, ways_of(job, **options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
-@pytest.mark.parametrize("values", ["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize(("workers", "values"), [(2, "fp32"), (4, "bf16"), (8, "fp8")])
 def test_bytes_of_gradients_are_those_of_the_meter(workers: int, values: str) -> None:
     for sparsifier in ("exdyna", "shared_threshold"):
         reducers = gradsieve.virtual_reducers(sparsifier, DENSITY, world_size=workers, values=values, measure=False)
