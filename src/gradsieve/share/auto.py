@@ -1,10 +1,8 @@
 """`density="auto"`: send as much as the network can during the next forward and backward pass.
 
 An exchange takes a latency plus a time per byte, so its time is a line over the density. The line is measured
-during
-training: now and then workers exchange how long computing and exchanging took, and all compute the same density
-    from
-the same numbers.
+during training: now and then workers exchange how long computing and exchanging took, and all compute the same
+density from the same numbers.
 """
 
 import math

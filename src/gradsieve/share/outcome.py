@@ -61,8 +61,8 @@ class NotFinite:
 class Unread:
     """Numbers of a round that are still on the device: they are read together with the next round's histograms.
 
-    Such a round changes nothing if its mean is not finite. `finite` and `beside` are the same on all workers, so
-    all of them learn in the same round that an earlier one was not finite.
+    Such a round changes nothing if its mean is not finite. All workers know the same flag, so all of them
+    learn in the same round that an earlier one was not finite.
     """
 
     steps: int  # that were complete when the round ran
