@@ -28,12 +28,10 @@ from torch import nn
 
 from gradsieve import plan
 from gradsieve.comm.traffic import ring_all_reduce_bytes
-from gradsieve.plan import probe
 from gradsieve.plan.links import Link
 from gradsieve.plan.ways import Way
 from gradsieve.plan.ways_of import Job, ways_of
 from gradsieve.share import ShareSieve
-from gradsieve.worlds import ProcessGroupWorld
 from gradsieve_lab.bench.cases import ALONE, LATE, PLAIN, SHARE, Case, make_case
 from gradsieve_lab.bench.timing import spread, write_rows
 from gradsieve_lab.conditions import conditions
@@ -85,6 +83,7 @@ class Row:
     work_ns: float  # of a processor, for a byte
     half_ns: float  # to sum a float16, beyond two bytes of float32
     crowding: float  # times longer that computing takes beside a second thread
+    overhead_ms: float  # measured with a tiny model, beyond what is predicted for that
     overlap: float  # workers that picked a position, on average
     commit: str = ""
     torch: str = ""
@@ -147,8 +146,6 @@ def _slowest_of(seconds: float) -> float:
 
 def work(post: Post, width: int, seconds: float) -> Found:
     """What one worker measured: each method's steps, the link, ways and overlaps."""
-    world = ProcessGroupWorld()
-    link = probe.measure_link(world, torch.device("cpu"))
     turns = {"": Turns(make_case(ALONE, post.rank, 1.0, width))}
     turns |= {way: Turns(make_case(name, post.rank, density, width)) for (name, density), way in WAYS.items()}
     started = time.perf_counter()
@@ -161,11 +158,11 @@ def work(post: Post, width: int, seconds: float) -> Found:
         each.end()
     model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(LAYERS)))
     alone = _slowest_of(statistics.median(turns[""].ms))
-    ways = plan(model, link=link, step_ms=alone, densities=DENSITIES, every=[1]).ways
+    planned = plan(model, step_ms=alone, densities=DENSITIES, every=[1])
     return (
         {way: each.ms for way, each in turns.items()},
-        link,
-        list(ways),
+        planned.link,
+        list(planned.ways),
         {way: each.overlap for way, each in turns.items()},
     )
 
@@ -192,6 +189,7 @@ def cell(hosts: int, rate: str, n: int, seconds: float) -> list[Row]:
             link.work * 1e9,
             link.half * 1e9,
             way.crowding,
+            way.overhead * 1e3,
             results[0][3][way.name],
             **{name: where[name] for name in ("commit", "torch", "machine", "date")},
         )
@@ -218,7 +216,8 @@ def again(rows: list[Row]) -> list[Row]:
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
         job = Known(row.n, shapes, row.hosts, row.compute_ms / 1e3, crowding=row.crowding, local=row.local_ms / 1e3)
         ways = {way.name: way for way in ways_of(job, densities=DENSITIES, every=[1], overlap=row.overlap)}
-        found.append(replace(row, predicted_ms=ways[row.way].step(link) * 1e3))
+        way = replace(ways[row.way], overhead=row.overhead_ms / 1e3)
+        found.append(replace(row, predicted_ms=way.step(link) * 1e3))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Is it worth it on your network? A cost model of each way to train, and what it recommends."""
+"""Cost model: the step time of each way to train on a given network, and a recommendation."""
 
 from gradsieve.plan.links import Link
 from gradsieve.plan.outcome import Plan

@@ -1,4 +1,4 @@
-"""The network as two numbers per message and one per byte: the alpha-beta model, for each kind of collective."""
+"""Alpha-beta model of the network: time per message and per byte, for each kind of collective."""
 
 import math
 import re
@@ -10,22 +10,22 @@ from gradsieve.comm.traffic import ring_all_reduce_bytes
 
 BACKENDS = ("gloo", "nccl")
 SLOWEST, FASTEST = 10**4, 10**13  # bits per second
-LATENCY_MS = 0.1  # of a switched network, where none is given
-MESSAGE_MS = 0.02  # to hand one message to a socket, where it was not measured
+LATENCY_MS = 0.1  # default: that of a switched network
+MESSAGE_MS = 0.02  # default for the time to hand one message to a socket
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
 @dataclass(frozen=True)
 class Link:
-    """What connects each worker to the others: all of them send at the same time, none shares its link.
+    """The link of each worker to the others: every worker has its own, and all send at the same time.
 
-    bandwidth: bytes per second that a worker sends, and receives meanwhile.
-    latency: seconds until a message of no length arrives.
-    message: seconds that a worker spends on each message beyond that.
-    wake: seconds that a collective takes longer when workers come to it from computing, one later than the other.
+    bandwidth: bytes per second in each direction.
+    latency: seconds until an empty message arrives.
+    message: additional seconds that a worker spends on each message.
+    wake: extra seconds of a collective after computing, since workers do not finish at the same time.
     backend: "gloo" sums in a ring; "nccl" in a ring or a tree, whichever is faster.
-    work: seconds of a processor that a worker needs for each byte that it sends.
-    half: seconds by which the backend's sum of a float16 takes longer than the sum of two bytes of float32.
+    work: CPU seconds per byte sent.
+    half: extra seconds per element of the backend's sum of float16, compared with as many bytes of float32.
     """
 
     bandwidth: float
@@ -54,15 +54,15 @@ class Link:
         return replace(self, bandwidth=bits / 8)
 
     def exchange(self, sent_bytes: float, workers: int, rounds: int = 1) -> float:
-        """Seconds of a collective in whose rounds every worker sends something to every other one."""
+        """Seconds of a collective in which every worker sends to every other one in each round."""
         if workers == 1:
             return 0.0
         return self.wake + rounds * (self.latency + (workers - 1) * self.message) + sent_bytes / self.bandwidth
 
     def all_reduce(self, sizes: Sequence[float], workers: int, ready: Sequence[float] = ()) -> float:
-        """Seconds until the backend has summed vectors of these sizes in bytes, which were ready at these times.
+        """Seconds until the backend has summed vectors of these sizes in bytes, ready at these times.
 
-        They follow each other on the wire; only of the last one the latency shows.
+        They follow each other on the wire; only the last one's latency counts.
         """
         if workers == 1:
             return max(ready, default=0.0)

@@ -1,8 +1,8 @@
-"""What a step costs beside communication: the real code of each method, timed on this machine.
+"""Computing time of an exchange: the real code of each method, timed on this machine.
 
-Sparsifiers run as virtual workers on random gradients, without a network. Vectors of up to `LARGEST` elements are
-timed as they are, `WHOLE` where only a few passes over them are made; longer ones are extrapolated along a line
-from two sizes. Times are those of the processor, one thread, so that other programs disturb them little.
+Sparsifiers run as virtual workers on random gradients, without a network. Vectors of up to `LARGEST` elements
+(`WHOLE` for methods that make only a few passes) are timed directly; longer ones are extrapolated linearly from
+two sizes. Times are CPU times of one thread, so that other programs hardly affect them.
 """
 
 import math
@@ -20,16 +20,17 @@ from gradsieve.sparsifiers.exdyna.threshold import WITHOUT_CUT
 from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds.virtual import VirtualWorld
 
-LARGEST, WHOLE = 1 << 19, 1 << 24  # elements that are timed, with a sparsifier and without one
+LARGEST, WHOLE = 1 << 21, 1 << 24  # most elements that are timed directly, with and without a sparsifier
 WARM_UP = WITHOUT_CUT + 4  # steps before a sparsifier knows its threshold
-REPEATS = 5  # timed steps, of which the median counts
+REPEATS = 7  # timed steps; the median is used
+_CACHES = 1 << 24  # elements that no processor's caches hold
 MIN_COMPRESSION = 2  # PowerSGD's `min_compression_rate`
-MATRIX = 1024  # rows and columns of the matrices that a model is taken to have where only its size is known
+MATRIX = 1024  # rows and columns of the assumed matrices of a model of which only the size is known
 Shapes = Sequence[Sequence[int]]
 
 
 def at_size(n: int, timed: Callable[[int], float], largest: int = LARGEST) -> float:
-    """Seconds at n elements, from `timed` at n, or from two smaller sizes."""
+    """Seconds for n elements: `timed(n)`, or extrapolated from two smaller sizes."""
     if n <= largest:
         return timed(n)
     small, large = timed(largest // 4), timed(largest)
@@ -38,36 +39,40 @@ def at_size(n: int, timed: Callable[[int], float], largest: int = LARGEST) -> fl
 
 
 def gradients(n: int, sparsifier: str, density: float, values: str) -> float:
-    """Seconds that one worker of `sparsify` computes in a step: accumulate, select, update, write."""
-    return at_size(n, lambda size: _gradients(size, sparsifier, density, values))
+    """Computing seconds per step and worker of `sparsify`: accumulate, select, update, write."""
+    training = _Training(n)
+    return at_size(n, lambda size: _gradients(size, sparsifier, density, values, training))
 
 
-def _gradients(n: int, sparsifier: str, density: float, values: str) -> float:
+def _gradients(n: int, sparsifier: str, density: float, values: str, training: "_Training") -> float:
     reducers = virtual_reducers(sparsifier, density, world_size=2, measure=False, values=values)
-    turns, world = [_Turns(n, rank) for rank in range(2)], VirtualWorld(2)
+    sources, world = [_RandomGradients(n, rank) for rank in range(2)], VirtualWorld(2)
 
     def step() -> float:
-        grads = [turn() for turn in turns]
+        grads = [source() for source in sources]
         programs = [reducer.reduce(grad, out=grad) for reducer, grad in zip(reducers, grads, strict=True)]
+        training.compute()
         return _spent(lambda: world.run(programs)) / 2
 
     return _median(step, WARM_UP)
 
 
 def weights(n: int, density: float, values: str, workers: int) -> float:
-    """Seconds that one worker of `share` computes in a round: it looks at its own part, one n-th of `workers`."""
+    """Computing seconds per round and worker of `share`, which searches its own part of the vector."""
+
+    training = _Training(n)
 
     def timed(size: int) -> float:
-        two, four = (_weights(size, density, values, number) for number in (2, 4))
-        whole = max(0.0, two - four) * 4  # a look at all of the vector
+        two, four = (_weights(size, density, values, number, training) for number in (2, 4))
+        whole = max(0.0, two - four) * 4  # to search the whole vector
         return max(four - whole * (1 / 4 - 1 / workers), four / 4) if workers > 1 else two
 
     return at_size(n, timed)
 
 
-def _weights(n: int, density: float, values: str, workers: int) -> float:
-    turns = [_Turns(n, rank) for rank in range(workers)]
-    held = [torch.zeros(n) for _ in turns]
+def _weights(n: int, density: float, values: str, workers: int, training: "_Training") -> float:
+    sources = [_RandomGradients(n, rank) for rank in range(workers)]
+    held = [torch.zeros(n) for _ in sources]
     replicas = [
         Replica(
             {"weights": weight},
@@ -87,15 +92,16 @@ def _weights(n: int, density: float, values: str, workers: int) -> float:
             replica.apply_(outcome)
 
     def step() -> float:
-        for weight, turn in zip(held, turns, strict=True):
-            weight.add_(turn(), alpha=1e-3)
+        for weight, source in zip(held, sources, strict=True):
+            weight.add_(source(), alpha=1e-3)
+        training.compute()
         return _spent(round_) / workers
 
     return _median(step, WARM_UP)
 
 
 def dense(n: int) -> float:
-    """Seconds for what plain DDP does with a gradient besides sending it: divide by the number of workers."""
+    """Seconds that plain DDP takes besides sending: to divide the gradient by the number of workers."""
     return at_size(n, lambda size: _timed(torch.ones(size).div_, size, 1.0), WHOLE)
 
 
@@ -112,7 +118,7 @@ def half(n: int) -> float:
 def power(shapes: Shapes, rank: int) -> float:
     """Seconds of PowerSGD's error feedback, orthogonalisation and products, for all tensors of a model.
 
-    Of a model with more than `WHOLE` elements its first tensors are timed; others take as long per element.
+    In a model with more than `WHOLE` elements, only the first tensors are timed; the others scale by size.
     """
     taken: list[Sequence[int]] = []
     n = sum(map(math.prod, shapes))
@@ -125,7 +131,7 @@ def power(shapes: Shapes, rank: int) -> float:
 
 
 def _power(shapes: Shapes, rank: int) -> float:
-    """As torch's `powerSGD_hook` with its defaults, between the all-reduces."""
+    """The computations of torch's `powerSGD_hook` with its defaults, without the all-reduces."""
     sizes = [math.prod(shape) for shape in shapes]
     grad = torch.randn(sum(sizes))
     error = torch.zeros_like(grad)
@@ -154,7 +160,7 @@ def _power(shapes: Shapes, rank: int) -> float:
 
 
 def compressed(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
-    """The matrix that PowerSGD sends as two factors; None for a parameter that it sends as it is."""
+    """The shape of the matrix that PowerSGD sends as two factors; None for a parameter it does not compress."""
     matrix = matrix_of(shape)
     if matrix is None or MIN_COMPRESSION * sum(matrix) * rank >= math.prod(matrix):
         return None
@@ -162,36 +168,46 @@ def compressed(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
 
 
 def matrix_of(shape: Sequence[int]) -> tuple[int, int] | None:
-    """The matrix that PowerSGD sees in a parameter; None for a vector."""
+    """The matrix shape that PowerSGD gives a parameter; None for a vector."""
     if len(shape) < 2 or math.prod(shape) == 0:
         return None
     return shape[0], math.prod(shape[1:])
 
 
 def shapes_of(n: int) -> Shapes:
-    """Square matrices of together n elements, for a model of which only the size is known."""
-    whole, rest = divmod(n, MATRIX * MATRIX)
-    return [[MATRIX, MATRIX]] * whole + ([[-(-rest // MATRIX), min(rest, MATRIX)]] if rest else [])
+    """Square matrices of n elements in total, for a model of which only the size is known."""
+    whole, left = divmod(n, MATRIX * MATRIX)
+    return [[MATRIX, MATRIX]] * whole + ([[-(-left // MATRIX), min(left, MATRIX)]] if left else [])
 
 
-class _Turns:
-    """One random vector, turned by another way in every step: as random, but cheaper to make."""
+class _RandomGradients:
+    """A random vector, rotated by a random offset in every step: cheaper than drawing a new one."""
 
     def __init__(self, n: int, seed: int) -> None:
-        self._chance = torch.Generator().manual_seed(seed)
-        self._base = torch.randn(n, generator=self._chance)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._base = torch.randn(n, generator=self._generator)
 
     def __call__(self) -> Tensor:
-        shift = int(torch.randint(len(self._base), (1,), generator=self._chance))
+        shift = int(torch.randint(len(self._base), (1,), generator=self._generator))
         return self._base.roll(shift)
 
 
+class _Training:
+    """What a model of n parameters does between two exchanges: other memory fills the caches."""
+
+    def __init__(self, n: int) -> None:
+        self._activations = torch.empty(min(3 * n, _CACHES))
+
+    def compute(self) -> None:
+        self._activations.fill_(1.0)
+
+
 def _timed(work: Callable[..., object], n: int, *arguments: object) -> float:
-    """Seconds of work on n elements, when other memory was used since the last time, as training does."""
-    other = torch.empty(3 * n)
+    """Seconds of work on n elements after other memory was used in between, as in training."""
+    training = _Training(n)
 
     def step() -> float:
-        other.fill_(1.0)
+        training.compute()
         return _spent(lambda: work(*arguments))
 
     return _median(step, 1)
@@ -202,7 +218,7 @@ def _median(step: Callable[[], float], warm_up: int) -> float:
 
 
 def _spent(work: Callable[[], object]) -> float:
-    """Seconds of one processor."""
+    """CPU seconds on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

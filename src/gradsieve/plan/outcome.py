@@ -1,4 +1,4 @@
-"""A plan: the ways to train in order, a recommendation in one sentence, and the same as text, JSON and a page."""
+"""A plan: the ways to train, a recommendation in one sentence, and both as text, JSON and HTML."""
 
 import math
 import textwrap
@@ -9,20 +9,20 @@ from typing import Any
 from gradsieve.plan.links import FASTEST, SLOWEST, Link
 from gradsieve.plan.ways import Way
 
-CHECKED_WORKERS = 8  # hosts up to which predictions were compared with measured steps: docs/plan.md
-WORTH_IT = 1.1  # times faster than plain DDP that something else must be, at least
-WIDTH = 79  # characters of a line of text
-CLOSE = 1.25  # times slower than the fastest that something may be if it sends more
+CHECKED_WORKERS = 8  # most hosts for which predictions were compared with measured steps: docs/plan.md
+WORTH_IT = 1.1  # speedup over plain DDP that another way needs to be recommended
+WIDTH = 79  # characters per line of text
+CLOSE = 1.25  # a way that sends more may be this many times slower than the fastest
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan` returns. `ways[0]` is plain DDP; print it, or take `recommendation`, `to_dict()`, `page()`."""
+    """The result of `plan`: print it, or use `recommendation`, `to_dict()`, `page()`. `ways[0]` is plain DDP."""
 
     n: int
     workers: int
     link: Link
-    compute: float  # seconds of a step without any exchange
+    compute: float  # seconds per step without communication
     ways: Sequence[Way]
 
     @property
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def best(self) -> Way:
-        """The way to take: of those that are about as fast as the fastest, the one that sends most."""
+        """The recommended way: of those about as fast as the fastest, the one that sends most."""
         fastest = min(map(self.ms, self.ways))
         if self.ms(self.plain) <= WORTH_IT * fastest:
             return self.plain
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def recommendation(self) -> str:
-        """One sentence."""
+        """The recommendation in one sentence."""
         best, plain = self.best, self.ms(self.plain)
         if best is not self.plain:
             taken = self.ms(best)
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of these numbers."""
+        """Caveats about these numbers."""
         found = ["Time only: a lower density trains less per step. Prefer the highest that is fast enough."]
         if self.workers > CHECKED_WORKERS:
             found.append(
@@ -70,7 +70,7 @@ class Plan:
         return found
 
     def break_even(self, way: Way) -> float:
-        """Bits per second below which this way is faster than plain DDP; 0 is never, infinite is always."""
+        """Bits per second below which this way is faster than plain DDP; 0 means never, infinity always."""
 
         def gain(bits: float) -> float:
             link = self.link.at(bits)
@@ -87,7 +87,7 @@ class Plan:
         return low
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and strings only, for JSON."""
+        """The plan as numbers and strings, for JSON."""
         return {
             "parameters": self.n,
             "workers": self.workers,
@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def head(self) -> str:
-        """What was planned for."""
+        """The inputs of the plan, in one line."""
         link = self.link
         return (
             f"{self.n:,} parameters, {self.workers:,} workers, {rate(link.bits)}/s, "
@@ -131,7 +131,7 @@ class Plan:
         )
 
     def table(self) -> list[tuple[str, ...]]:
-        """Rows of words, the headings first."""
+        """Rows of text, headings first."""
         heads = ("", "ms/step", "speedup", "sent", "memory", "wins below")
         rows: list[tuple[str, ...]] = [heads]
         for way in self.ways:
@@ -183,7 +183,7 @@ def number(value: float) -> str:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The first column to the left, the others to the right."""
+    """Align the first column left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

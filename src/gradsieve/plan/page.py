@@ -1,4 +1,4 @@
-"""A plan as one HTML file without anything from elsewhere: the table, and a plot drawn as SVG."""
+"""A plan as one self-contained HTML file: the table, and a plot drawn as SVG."""
 
 import html
 import math
@@ -50,7 +50,7 @@ code {{ font-size: 90%; }}
 
 
 def page(plan: "Plan") -> str:
-    """The whole file."""
+    """The text of the HTML file."""
     heads, *rows = plan.table()
     best = plan.best.name
     lines = [_row("th", heads, ""), *(_row("td", row, ' class="best"' if row[0] == best else "") for row in rows)]
@@ -66,7 +66,7 @@ def page(plan: "Plan") -> str:
 
 
 def plot(plan: "Plan") -> str:
-    """Bandwidth against milliseconds per step, both logarithmic; a line per way that exchanges in every step."""
+    """Plot milliseconds per step against bandwidth, both logarithmic; a line per way that exchanges every step."""
     ways = [way for way in plan.ways if not isinstance(way, Sieved) or way.every == 1]
     ratio = (FASTEST / SLOWEST) ** (1 / POINTS)
     rates = [SLOWEST * ratio**point for point in range(POINTS + 1)]

@@ -1,6 +1,7 @@
-"""`plan`: what a step will take with plain DDP, torch's hooks, gradients and weights, and which of them to use."""
+"""`plan`: predict the step time of plain DDP, torch's hooks, `sparsify` and `share`, and recommend one."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from gradsieve import ops
 from gradsieve._check import BadInput, BadType, at_least, fraction, one_of, positive
 from gradsieve.comm.wire import VALUES
-from gradsieve.plan import local, probe
+from gradsieve.plan import local, overhead, probe
 from gradsieve.plan.links import BACKENDS, LATENCY_MS, Link, parse_rate
 from gradsieve.plan.local import Shapes
 from gradsieve.plan.outcome import Plan
@@ -37,21 +38,21 @@ def plan(
 ) -> Plan:
     """Predict milliseconds per step of each way to train, and recommend one, or plain DDP.
 
-    What is not given is measured: the link and the number of workers between the ranks of the process group, where
-    there is one (every rank must call it), and computing with `loss`. What kernels cost is always timed here.
+    Whatever is not given is measured: the link and the number of workers on the ranks of the process group, if any
+    (every rank must call it), and the computing time with `loss`. Kernels are always timed here.
 
     Args:
         model: a module, or its number of parameters.
-        workers: number of workers, each with a link of its own.
+        workers: number of workers, each with its own link.
         link: bandwidth such as "100mbit", or a `Link`.
         step_ms: milliseconds of a forward pass, a backward pass and an optimizer step on one worker alone.
-        latency_ms: of the network, where the link is given as a bandwidth.
+        latency_ms: latency of the network, if the link is given as a bandwidth.
         loss: computes the loss of a batch; used to measure `step_ms`.
-        sparsifier: of gradients, "shared_threshold" or "exdyna".
-        densities, every: to compare; `ranks` are those of PowerSGD.
-        values: "fp32", "bf16" or "fp8", how values travel.
-        overlap: workers that pick the same position, on average, with "shared_threshold": `report.selected /
-            report.union` of a run shows it. More of them send more positions.
+        sparsifier: sparsifier of gradients, "shared_threshold" or "exdyna".
+        densities, every, ranks: values to compare; `ranks` are those of PowerSGD.
+        values: format of sent values, "fp32", "bf16" or "fp8".
+        overlap: average number of workers that pick the same position with "shared_threshold": `report.selected /
+            report.union` of a run. A higher overlap sends more positions.
         backend: "gloo" or "nccl"; by default that of the process group, or gloo.
 
     >>> import gradsieve
@@ -71,11 +72,14 @@ def plan(
         raise BadInput(f"overlap must be at least 1, got {overlap}")
     one_of("sparsifier", sparsifier, GRADIENTS)
     world = ProcessGroupWorld() if dist.is_available() and dist.is_initialized() else None
+    measured = link is None
     link, workers = _network(link, latency_ms, workers, backend, world, device)
     compute = _compute(model, step_ms, loss, world, device)
     busy, crowding = (1.0, 1.0) if world is None else probe.contention(world, device)
     ops.warm_up()
     job = Job(n, shapes, workers, compute, busy, crowding)
+    if world is not None and measured and workers > 1:
+        job = replace(job, overhead=overhead.measure(world, link, device, job, sparsifier, values))
     return Plan(n, workers, link, compute, ways_of(job, sparsifier, densities, every, ranks, values, overlap))
 
 

@@ -1,4 +1,4 @@
-"""What a plan is made from, measured where training will run: the links between ranks, and the computing."""
+"""Measurements for a plan, taken where training will run: the links between ranks, and the computing time."""
 
 import statistics
 import time
@@ -14,17 +14,17 @@ from gradsieve.comm.traffic import ring_all_reduce_bytes
 from gradsieve.plan.links import Link
 from gradsieve.worlds import ProcessGroupWorld
 
-REPEATS = 15  # of which the median counts
-_SIDE, _PRODUCTS = 256, 3  # matrix products between two collectives, a millisecond or so of work
-LONG_S = 0.25  # seconds of an all-reduce from which the bandwidth can be read
+REPEATS = 15  # repetitions; the median is used
+_SIDE, _PRODUCTS = 256, 3  # of the matrix products between two collectives, about a millisecond of work
+LONG_S = 0.25  # seconds that an all-reduce must take to show the bandwidth
 FIRST, LARGEST = 1 << 16, 1 << 26  # bytes of all-reduces, each four times the one before
-SUMS = 2  # long all-reduces
-STEPS, WARM_UP = 5, 2  # of training
-BUSY_S = 0.3  # seconds of work that show whether the processor is shared
+SUMS = 2  # repetitions of the long all-reduce
+STEPS, WARM_UP = 5, 2  # training steps
+BUSY_S = 0.3  # seconds of work that show whether the CPU is shared
 
 
 def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
-    """Bandwidth and latency between the ranks of a world; every rank must call it, and all get the same."""
+    """Measure the link between the ranks of a world; every rank must call it, and all get the same result."""
     backend = "nccl" if "nccl" in str(dist.get_backend(world.group)) else "gloo"
     if world.size == 1:
         return Link(1e12, 0.0, 0.0, 0.0, backend)
@@ -32,7 +32,7 @@ def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
     one, small, matrix = [1] * world.size, torch.zeros(1, device=device), torch.ones(_SIDE, _SIDE, device=device)
 
     def after_work(collective: Callable[[], object], times: int) -> float:
-        """Seconds of some work and then so many collectives."""
+        """Seconds of some work followed by `times` collectives."""
 
         def once() -> None:
             for _ in range(_PRODUCTS):
@@ -64,7 +64,7 @@ def measure_link(world: ProcessGroupWorld, device: torch.device) -> Link:
 
 
 def _long_sum(world: ProcessGroupWorld, device: torch.device) -> tuple[int, float, float]:
-    """Bytes of an all-reduce whose time shows the bandwidth, its seconds, and those of a processor."""
+    """Bytes of an all-reduce long enough to show the bandwidth, its seconds, and its CPU seconds."""
     size = FIRST
     while True:
         x = torch.zeros(size // 4, device=device)
@@ -91,7 +91,7 @@ def _seconds(world: ProcessGroupWorld, device: torch.device, work: Callable[[], 
 
 
 def measure_step(model: nn.Module, loss: Callable[[], Tensor]) -> float:
-    """Seconds of a forward and a backward pass and a step of SGD that changes nothing, on this process alone."""
+    """Seconds of a forward pass, a backward pass and an SGD step with lr = 0, in this process alone."""
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.0)
     found = []
     for _ in range(WARM_UP + STEPS):
@@ -110,24 +110,24 @@ def _wait(model: nn.Module) -> None:
 
 
 def contention(world: ProcessGroupWorld, device: torch.device) -> tuple[float, float]:
-    """How many times longer work takes than the processor needs for it, where nobody else wants it: 1; and how many
-    times longer than that, while a second thread of each worker works, too. Every rank must call it.
+    """Wall-clock time over CPU time of some work, 1 on an idle machine; and the factor by which it grows while a
+    second thread of each worker computes. Every rank must call it.
 
-    Ranks that share a machine work at the same time, and so see what each other takes.
+    Ranks that share a machine work at the same time, so the result includes their effect on each other.
     """
     found, before = [], torch.get_num_threads()
     torch.set_num_threads(1)
     for threads in (1, 2):
         dist.barrier(group=world.group)
         with ThreadPoolExecutor(threads) as pool:
-            found.append(statistics.fmean(pool.map(lambda _: _longer(), range(threads))))
+            found.append(statistics.fmean(pool.map(lambda _: _slowdown(), range(threads))))
     torch.set_num_threads(before)
     one, two = (mean(each, world, device) for each in found)
-    return max(1.0, one), min(max(1.0, two / max(1.0, one)), 2.0)  # two threads share a processor at worst
+    return max(1.0, one), min(max(1.0, two / max(1.0, one)), 2.0)  # at worst, two threads share one core
 
 
-def _longer() -> float:
-    """Of work that takes `BUSY_S`, however much that is."""
+def _slowdown() -> float:
+    """Wall-clock time over CPU time of `BUSY_S` seconds of work."""
     x = torch.ones(1 << 16)
     started, used = time.perf_counter(), time.thread_time()
     while time.perf_counter() - started < BUSY_S:
@@ -136,7 +136,7 @@ def _longer() -> float:
 
 
 def mean(value: float, world: ProcessGroupWorld, device: torch.device) -> float:
-    """Over all ranks."""
+    """The mean over all ranks."""
     total = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(total, group=world.group)
     return float(total) / world.size

@@ -1,4 +1,4 @@
-"""What is planned for, as a user names it: `MODULE:factory`, or a training script whose steps are watched."""
+"""The model to plan for: from `MODULE:factory`, or from a training script whose steps are observed."""
 
 import contextlib
 import importlib
@@ -20,12 +20,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradsieve._check import BadInput
 
-STEPS, WARM_UP, FEWEST = 8, 3, 2  # of a script: timed, before that, and timed at the least
+STEPS, WARM_UP, FEWEST = 8, 3, 2  # optimizer steps of a script: timed, warm-up, and fewest timed
 Loss = Callable[[], Tensor]
 
 
 def made_by(name: str) -> tuple[nn.Module, Loss | None]:
-    """What `MODULE:factory` returns: a model, or a model and a function that computes the loss of a batch."""
+    """Call `MODULE:factory`, which returns a model, or a model and a function that computes the loss of a batch."""
     module, _, factory = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -43,7 +43,7 @@ def made_by(name: str) -> tuple[nn.Module, Loss | None]:
 
 
 class Watched:
-    """The optimizer steps of a script: when they ended, and which parameters they trained."""
+    """Observer of a script's optimizer steps: when they ended, and which parameters they trained."""
 
     def __init__(self) -> None:
         self._ends: dict[int, list[float]] = {}
@@ -55,11 +55,11 @@ class Watched:
         ends = self._ends.setdefault(id(optimizer), [])
         ends.append(time.perf_counter())
         if len(ends) > WARM_UP + STEPS:
-            raise _Enough
+            raise _EnoughSteps
 
     @property
     def seconds(self) -> float:
-        """Of a step, of the optimizer that made most of them."""
+        """Seconds per step of the optimizer that took the most steps."""
         ends = max(self._ends.values(), key=len, default=[])
         taken = [after - before for before, after in pairwise(ends)]
         if len(taken) < FEWEST:
@@ -68,14 +68,14 @@ class Watched:
 
 
 def watch(script: Path, arguments: Sequence[str]) -> tuple[list[tuple[int, ...]], float]:
-    """Run a training script alone, until it has made some optimizer steps; returns its parameters' shapes, and
-    seconds per step. It sees a world of one rank, so it waits for nobody. What it prints goes to stderr."""
+    """Run a training script until it has taken some optimizer steps; returns its parameters' shapes, and seconds
+    per step. It runs in a world of one rank, so it waits for nobody. Its output goes to stderr."""
     if not script.is_file():
         raise BadInput(f"{script} must be a training script, got no such file")
     watched = Watched()
     hook = register_optimizer_step_post_hook(watched)
     try:
-        with _alone(), _as_program(script, arguments), contextlib.suppress(_Enough, SystemExit):
+        with _one_rank(), _as_program(script, arguments), contextlib.suppress(_EnoughSteps, SystemExit):
             runpy.run_path(str(script), run_name="__main__")
     finally:
         hook.remove()
@@ -85,8 +85,8 @@ def watch(script: Path, arguments: Sequence[str]) -> tuple[list[tuple[int, ...]]
     return [tuple(parameter.shape) for parameter in watched.parameters.values()], seconds
 
 
-class _Enough(BaseException):
-    """Ends a script; not an `Exception`, so that training loops do not catch it."""
+class _EnoughSteps(BaseException):
+    """Raised to end a script; not an `Exception`, so that training loops do not catch it."""
 
 
 @contextlib.contextmanager
@@ -103,8 +103,8 @@ def _as_program(script: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """The environment of torchrun with one process."""
+def _one_rank() -> Iterator[None]:
+    """Set the environment of torchrun with one process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,6 +1,6 @@
-"""What each method sends in a step: its collectives, with tensors that have a size but no content.
+"""The collectives of one step of each method, with tensors that have a size but no content.
 
-The bytes are those of `gradsieve.comm.traffic`, the meter of real runs; a test runs both side by side.
+Bytes are counted by `gradsieve.comm.traffic`, the meter of real runs; a test compares the two.
 """
 
 import math
@@ -19,16 +19,16 @@ from gradsieve.plan.links import Link
 from gradsieve.sparsifiers.exdyna.threshold import BINS
 from gradsieve.sparsifiers.histograms import narrowest
 
-SMALL = 1 << 22  # bytes: up to here worlds sum in two rounds, each worker a slice, and beyond with the backend
-_HEAD_BYTES = 2  # of a histogram: where it begins
+SMALL = 1 << 22  # bytes up to which worlds sum in two rounds, one slice per worker; the backend sums larger vectors
+_HEAD_BYTES = 2  # of a histogram: its first bin
 
 
 def sparse_step(
     n: int, density: float, workers: int, *, overlap: float | None = None, values: str = "fp32"
 ) -> list[Collective]:
-    """A step with a threshold for all workers: histogram, positions, values.
+    """The collectives of a step with one threshold for all workers: histogram, positions, values.
 
-    overlap: how many workers pick a position, on average, where each may pick any (shared_threshold); None where
+    overlap: average number of workers that pick the same position, if each may pick any (shared_threshold); None if
     each has its own part of the vector (exdyna).
     """
     k = elements(density, n)
@@ -45,7 +45,7 @@ def sparse_step(
 
 
 def _summed(count: int, workers: int, values: str) -> Sequence[Collective]:
-    """Values as they are, or rounded: see `comm/rounded.py`."""
+    """The collectives that sum values, in float32 or rounded: see `comm/rounded.py`."""
     wire = VALUES[values]
     if wire is torch.float32:
         return [AllReduce("values", _of(count, wire))]
@@ -57,7 +57,7 @@ def _summed(count: int, workers: int, values: str) -> Sequence[Collective]:
 
 
 def measured(call: Collective, workers: int) -> Traffic:
-    """The bytes that the meter would count."""
+    """The traffic that the meter would count."""
     replies: Any = None
     if isinstance(call, AllGather):
         replies = [call.tensor] * workers
@@ -67,7 +67,7 @@ def measured(call: Collective, workers: int) -> Traffic:
 
 
 def total(calls: Sequence[Collective], workers: int) -> Traffic:
-    """Of a whole step."""
+    """The traffic of a whole step."""
     found = Traffic()
     for call in calls:
         found += measured(call, workers)
@@ -75,7 +75,7 @@ def total(calls: Sequence[Collective], workers: int) -> Traffic:
 
 
 def seconds(call: Collective, workers: int, link: Link) -> float:
-    """How long a world needs to answer it."""
+    """Seconds that a world takes for a collective."""
     sent = measured(call, workers).ring_bytes
     if not isinstance(call, AllReduce):
         return link.exchange(sent, workers)

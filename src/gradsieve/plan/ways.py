@@ -1,10 +1,10 @@
-"""The ways to train that a plan compares: each knows what a step takes on a link, what it sends and keeps."""
+"""The ways to train that a plan compares: the step time on a link, the traffic and the memory of each."""
 
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from gradsieve.comm.collectives import Collective
@@ -14,7 +14,7 @@ from gradsieve.plan.links import Link
 from gradsieve.plan.local import Shapes, compressed
 
 FORWARD = 1 / 3  # of the computing time: a backward pass has about twice the operations
-FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes of DDP's buckets of float32
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes of DDP's float32 buckets
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,12 @@ class Way(ABC):
     """One way to train.
 
     family: the method; density, every and delay are the arguments of `sparsify` and `share`.
-    compute: seconds of a step without any exchange.
-    local: seconds that an exchange costs beside communication.
+    compute: seconds per step without communication.
+    local: computing seconds of an exchange.
     memory: bytes beyond the model, its gradient and the optimizer's state.
-    crowding: how many times longer computing takes while a second thread of each worker computes: 1 where it has a
-        processor of its own, 2 where both share one.
+    crowding: slowdown of computing while a second thread of each worker computes: 1 if it has its own core, 2 if
+        both share one.
+    overhead: seconds per step that depend neither on the model nor on the link.
     """
 
     family: str
@@ -35,45 +36,51 @@ class Way(ABC):
     local: float
     memory: float
     crowding: float
+    overhead: float = field(default=0.0, kw_only=True)
 
     @property
     def name(self) -> str:
         return self.family
 
     @property
+    def kind(self) -> str:
+        """The ways whose overhead is the same."""
+        return self.family
+
+    @property
     def call(self) -> str:
-        """The line of code."""
+        """The line of code to use it; empty for torch's own ways."""
         return ""
 
     @property
     def sends(self) -> float:
-        """The part of the model that is exchanged per step: quality grows with it."""
+        """The fraction of the model that is exchanged per step: quality grows with it."""
         return 1.0
 
     @property
     @abstractmethod
     def traffic(self) -> Traffic:
-        """Of one step, on average."""
+        """Average traffic per step."""
 
     @abstractmethod
     def step(self, link: Link) -> float:
-        """Seconds of a step, on average."""
+        """Average seconds per step."""
 
     def held_up(self, beside: float, computing: float) -> float:
-        """Seconds that computing takes longer, when a processor works so long for an exchange beside it."""
+        """Extra seconds of computing, if an exchange keeps a core busy for `beside` seconds meanwhile."""
         return (self.crowding - 1) * min(beside, computing)
 
 
 @dataclass(frozen=True)
 class Buckets(Way):
-    """DDP's own all-reduces, bucket by bucket, beside the backward pass; `width` bytes travel per element."""
+    """DDP's own all-reduces, bucket by bucket, during the backward pass; `width` bytes are sent per element."""
 
     n: int
     width: int
 
     @functools.cached_property
     def buckets(self) -> list[int]:
-        """Elements of each."""
+        """Elements of each bucket."""
         first, whole = FIRST_BUCKET // 4, BUCKET // 4
         left = max(0, self.n - first)
         return [size for size in (min(first, self.n), *[whole] * (left // whole), left % whole) if size]
@@ -89,19 +96,23 @@ class Buckets(Way):
         ready = [FORWARD * self.compute + backward * done / self.n for done in accumulate(self.buckets)]
         summed = link.half * self.n if self.width == 2 and self.workers > 1 else 0.0
         sizes = [size * self.width for size in self.buckets]
-        return link.all_reduce(sizes, self.workers, ready) + summed + self.local
+        return link.all_reduce(sizes, self.workers, ready) + summed + self.local + self.overhead
 
 
 @dataclass(frozen=True)
 class Factors(Way):
-    """PowerSGD: two thin matrices for each matrix, and all else as it is, in three all-reduces after another."""
+    """PowerSGD: two thin factors per matrix, all else uncompressed, in three all-reduces one after another."""
 
     shapes: Shapes
     rank: int
 
+    @property
+    def kind(self) -> str:
+        return "PowerSGD"
+
     @functools.cached_property
     def _sizes(self) -> tuple[int, int, int]:
-        """Bytes of what stays as it is, of the left factors and of the right ones."""
+        """Bytes of uncompressed parameters, of the left factors and of the right factors."""
         plain = left = right = 0
         for shape in self.shapes:
             matrix = compressed(shape, self.rank)
@@ -121,14 +132,13 @@ class Factors(Way):
         return Traffic(sum(map(bool, self._sizes)), sum(self._sizes), sent)
 
     def step(self, link: Link) -> float:
-        return (
-            self.compute + self.local + sum(link.all_reduce([size], self.workers) for size in self._sizes if size)
-        )
+        summed = sum(link.all_reduce([size], self.workers) for size in self._sizes if size)
+        return self.compute + self.local + self.overhead + summed
 
 
 @dataclass(frozen=True)
 class Sieved(Way):
-    """`sparsify` or `share`: one exchange of few elements, after every step or every so many."""
+    """`sparsify` or `share`: an exchange of few elements, once every `every` steps."""
 
     calls: Sequence[Collective]
     density: float
@@ -140,6 +150,10 @@ class Sieved(Way):
     def name(self) -> str:
         further = f" every={self.every}" * (self.every > 1) + f" delay={self.delay}" * bool(self.delay)
         return f"{self.family} {self.density:g}{further}"
+
+    @property
+    def kind(self) -> str:
+        return self.family + f" delay={self.delay}" * bool(self.delay)
 
     @property
     def call(self) -> str:
@@ -159,8 +173,10 @@ class Sieved(Way):
         return Traffic(found.calls, found.handed_bytes, found.ring_bytes / self.every)
 
     def step(self, link: Link) -> float:
-        exchange = self.local + sum(traffic.seconds(call, self.workers, link) for call in self.calls)
-        if self.delay:  # in a thread beside the training loop
+        exchange = (
+            self.local + self.overhead + sum(traffic.seconds(call, self.workers, link) for call in self.calls)
+        )
+        if self.delay:  # the exchange runs in a background thread
             held_up = self.held_up(
                 self.local + link.work * traffic.total(self.calls, self.workers).ring_bytes, self.compute
             )

@@ -1,7 +1,7 @@
-"""The ways to train one model on one network, with what each of them computes and keeps."""
+"""The ways to train one model on one network, with the computing time and memory of each."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gradsieve.density.base import elements
 from gradsieve.plan import local
@@ -13,23 +13,24 @@ DENSITIES = (0.001, 0.01, 0.1)
 EVERY = (1, 8)
 RANKS = (4,)  # of PowerSGD
 GRADIENTS = ("shared_threshold", "exdyna")  # sparsifiers whose collectives are known beforehand
-OVERLAP = 2.0  # workers that pick the same position, on average, where each may pick any
-_PICK_BYTES, _ROUND_BYTES = 12, 20  # held for each selected element: its position, and one or three values
+OVERLAP = 2.0  # average number of workers that pick the same position, if each may pick any
+_PICK_BYTES, _ROUND_BYTES = 12, 20  # memory per selected element: its position, and one or three values
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, and by how many."""
+    """The model to train, the number of workers, and the speed of the machine."""
 
     n: int
     shapes: Shapes
     workers: int
-    compute: float  # seconds of a step
-    contention: float = 1.0  # seconds that a second of a processor takes
-    crowding: float = 1.0  # times longer that computing takes beside a second thread
+    compute: float  # seconds per step
+    contention: float = 1.0  # wall-clock seconds per CPU second
+    crowding: float = 1.0  # slowdown of computing beside a second thread
+    overhead: Mapping[str, float] = field(default_factory=dict)  # of a step, by kind of way
 
     def cost(self, timed: Callable[[], float]) -> float:
-        """Seconds that work takes here which takes a processor so long."""
+        """Wall-clock seconds of work, from its CPU seconds."""
         return self.contention * timed()
 
 
@@ -42,13 +43,13 @@ def ways_of(
     values: str = "fp32",
     overlap: float = OVERLAP,
 ) -> list[Way]:
-    """Plain DDP first."""
+    """All ways to compare, plain DDP first."""
     found = _usual(job, ranks)
     for density in densities:
         found.append(_gradients(job, sparsifier, density, values, overlap))
     for density in densities:
         found += _weights(job, density, every, values)
-    return found
+    return [replace(way, overhead=job.overhead.get(way.kind, 0.0)) for way in found]
 
 
 def _usual(job: Job, ranks: Sequence[int]) -> list[Way]:
