@@ -83,7 +83,7 @@ class Row:
     work_ns: float  # of a processor, for a byte
     half_ns: float  # to sum a float16, beyond two bytes of float32
     crowding: float  # times longer that computing takes beside a second thread
-    overhead_ms: float  # measured with a tiny model, beyond what is predicted for that
+    overhead_ms: float  # measured with a tiny model, beyond or below what is predicted for that
     overlap: float  # workers that picked a position, on average
     commit: str = ""
     torch: str = ""

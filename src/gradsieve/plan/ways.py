@@ -27,7 +27,7 @@ class Way(ABC):
     memory: bytes beyond the model, its gradient and the optimizer's state.
     crowding: slowdown of computing while a second thread of each worker computes: 1 if it has its own core, 2 if
         both share one.
-    overhead: seconds per step that depend neither on the model nor on the link.
+    overhead: seconds per step that were measured with a tiny model beyond its predicted ones, or below them.
     """
 
     family: str
@@ -96,7 +96,7 @@ class Buckets(Way):
         ready = [FORWARD * self.compute + backward * done / self.n for done in accumulate(self.buckets)]
         summed = link.half * self.n if self.width == 2 and self.workers > 1 else 0.0
         sizes = [size * self.width for size in self.buckets]
-        return link.all_reduce(sizes, self.workers, ready) + summed + self.local + self.overhead
+        return max(self.compute, link.all_reduce(sizes, self.workers, ready) + summed + self.local + self.overhead)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Factors(Way):
 
     def step(self, link: Link) -> float:
         summed = sum(link.all_reduce([size], self.workers) for size in self._sizes if size)
-        return self.compute + self.local + self.overhead + summed
+        return self.compute + max(0.0, self.local + summed + self.overhead)
 
 
 @dataclass(frozen=True)
@@ -173,12 +173,9 @@ class Sieved(Way):
         return Traffic(found.calls, found.handed_bytes, found.ring_bytes / self.every)
 
     def step(self, link: Link) -> float:
-        exchange = (
-            self.local + self.overhead + sum(traffic.seconds(call, self.workers, link) for call in self.calls)
-        )
+        communicate = sum(traffic.seconds(call, self.workers, link) for call in self.calls)
+        exchange = max(0.0, self.local + communicate + self.overhead)
         if self.delay:  # the exchange runs in a background thread
-            held_up = self.held_up(
-                self.local + link.work * traffic.total(self.calls, self.workers).ring_bytes, self.compute
-            )
-            exchange = max(0.0, exchange - self.compute) + held_up
+            sending = link.work * traffic.total(self.calls, self.workers).ring_bytes
+            exchange = max(0.0, exchange - self.compute) + self.held_up(self.local + sending, self.compute)
         return self.compute + exchange / self.every
