@@ -20,6 +20,7 @@ from gradsieve._check import BadInput
 from gradsieve.comm.collectives import all_reduce
 from gradsieve.ddp import Sieve
 from gradsieve.share import ShareSieve
+from gradsieve.share.parameters import part_of
 from gradsieve.state.parts import CheckpointError, decoded, encoded
 from gradsieve.worlds import ProcessGroupWorld
 
@@ -60,7 +61,8 @@ class SieveState:
         if isinstance(sieve, Sieve):
             self._part, self._labels = sieve.hook.part or WORKERS, sieve.reducer.labels
         else:
-            self._part, self._labels = WORKERS, sieve.replica.labels
+            self._labels = sieve.replica.labels
+            self._part = part_of(self._labels, sieve.world.group) or WORKERS
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of what is written; or, if there is a checkpoint to load, empty tensors of its sizes."""

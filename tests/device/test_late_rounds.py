@@ -119,7 +119,7 @@ def test_or_whoever_settles_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_restored_a_round_later(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = broken(monkeypatch, on_nonfinite="restore")
-    state = workers.replicas[0]._stood.to_dict()
+    state = workers.replicas[0]._prior.to_dict()
     workers.step(4)
     assert all(replica.report and replica.report.restored == [1] for replica in workers.replicas)
     assert_same(host(workers.weights()[1]), host(workers.shared()[0]))

@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import run_processes
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve
+from gradsieve.share.weights import local
 from virtual_replicas import Workers, backward, make_model
 
 
@@ -61,6 +63,65 @@ def _shards(rank: int, world_size: int) -> None:
     other = flat(inner)
     dist.broadcast(other, 2 * replica, group=mesh["shard"].get_group())
     assert torch.equal(other, flat(inner)), "replicas inside a node differ"
+
+
+def _checkpoints(rank: int, world_size: int, folder: str) -> None:
+    """Shards, and groups of nodes that all hold whole models, have their own parts of one checkpoint."""
+    from torch.distributed.checkpoint import load, save
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from gradsieve.dcp import SieveState
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    replica = mesh["replicate"].get_local_rank()
+
+    def sharded(delay: int) -> tuple[nn.Module, torch.optim.Optimizer, gradsieve.ShareSieve]:
+        model = make_model()
+        fully_shard(model, mesh=mesh["shard"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        group = mesh["replicate"]
+        return model, optimizer, gradsieve.share(model, optimizer, density=0.05, delay=delay, process_group=group)
+
+    def by_node() -> tuple[nn.Module, torch.optim.Optimizer, gradsieve.ShareSieve]:
+        ddp = DistributedDataParallel(make_model(), process_group=mesh["shard"].get_group())
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        return ddp, optimizer, gradsieve.share(ddp, optimizer, density=0.05, process_group=mesh["replicate"])
+
+    for name, make in (("shards", lambda: sharded(0)), ("late", lambda: sharded(1)), ("nodes", by_node)):
+        model, optimizer, sieve = make()
+        train(model, optimizer, replica, range(4))
+        sieve.save(f"{folder}/{name}")
+        save({"sieve": SieveState(sieve)}, checkpoint_id=f"{folder}/{name}-dcp")
+        train(model, optimizer, replica, range(4, 7))
+        sieve.finish()
+        expected = own(model)
+        model, optimizer, sieve = make()
+        sieve.load(f"{folder}/{name}")
+        train(model, optimizer, replica, range(4, 7))
+        sieve.finish()
+        assert torch.equal(own(model), expected), name
+        model, optimizer, sieve = make()
+        load({"sieve": SieveState(sieve, f"{folder}/{name}-dcp")}, checkpoint_id=f"{folder}/{name}-dcp")
+        train(model, optimizer, replica, range(4, 7))
+        sieve.finish()
+        assert torch.equal(own(model), expected), f"{name}, torch.distributed.checkpoint"
+    assert {path.name for path in Path(folder, "shards").iterdir()} == {"shard-0-of-2", "shard-1-of-2"}
+
+    model = make_model()
+    fully_shard(model, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sieve = gradsieve.share(model, optimizer, density=0.05, process_group=mesh["shard"])  # the wrong ranks
+    with pytest.raises(RuntimeError, match="shard"):
+        train(model, optimizer, replica, range(2))
+
+
+def own(model: nn.Module) -> torch.Tensor:
+    return torch.cat([local(parameter).flatten() for parameter in model.parameters()])
+
+
+def test_shards_and_nodes_have_checkpoints(tmp_path: Path) -> None:
+    run_processes(_checkpoints, 4, tmp_path, str(tmp_path))
 
 
 def test_shards_and_nodes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve import ops
 from gradsieve._check import BadInput, BadType
 from gradsieve.comm.step import Sent
+from gradsieve.share.weights import labels_of
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,6 @@ def layout_of(model: DistributedDataParallel) -> Layout:
     return Layout(dense_parameters(model).values(), apart=unused)
 
 
-def labels_of(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Shapes and types of the parameters, which must be the same on all workers, in the model's order."""
-    ordered = enumerate(reversed(list(parameters.items())))
-    return {f"parameter {number}": describe(name, parameter) for number, (name, parameter) in ordered}
-
-
-def describe(name: str, parameter: Tensor) -> str:
-    """What must be the same on all workers."""
-    return f"{name} {list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
+def labels_in_order(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """What must be the same on all workers, in the model's order."""
+    return labels_of(dict(reversed(list(parameters.items()))))

@@ -17,7 +17,7 @@ from gradsieve import fsdp, ops
 from gradsieve._check import BadInput, at_least, has_methods
 from gradsieve.ddp.advice import Advice, NoAdvice
 from gradsieve.ddp.hook import BucketHook
-from gradsieve.ddp.layout import checked, dense_parameters, labels_of, layout_of
+from gradsieve.ddp.layout import checked, dense_parameters, labels_in_order, layout_of
 from gradsieve.ddp.watch import watch_first_step
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
@@ -28,7 +28,7 @@ from gradsieve.reports import StepReport
 from gradsieve.sparsifiers import Sparsifier, as_sparsifier, name_of
 from gradsieve.state import checkpoint
 from gradsieve.totals import Totals
-from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds import ProcessGroupWorld, group_of
 from gradsieve.worlds.waiting import DEFAULT_S, seconds
 
 NO_REGROUP = "a lost rank takes its shards along; start again from a checkpoint"
@@ -99,9 +99,9 @@ def sparsify(
     model = checked(inner)
     parameters = dense_parameters(model)
     device = next(iter(parameters.values())).device
-    group = model.process_group if process_group is None else fsdp.group_of(process_group)
+    group = model.process_group if process_group is None else group_of(process_group)
     world = ProcessGroupWorld(group, limit, device=device)
-    reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels_of(parameters))
+    reducer = make(world, [parameter.numel() for parameter in parameters.values()], labels_in_order(parameters))
     layout = layout_of(model)
     limit_of_values = min(largest_update(parameter.dtype) for parameter in parameters.values())
     reducer.open(layout.n, device, limit_of_values)
@@ -153,7 +153,7 @@ class Sieve:
             if self._attached() is not None:
                 raise BadInput("the old DistributedDataParallel must be gone before regroup, got one: delete it")
             parameters = dense_parameters(model)
-            labels = labels_of(parameters)
+            labels = labels_in_order(parameters)
             if labels != self.reducer.labels:
                 raise BadInput(f"ddp_model must have the same parameters as before, got {list(labels.values())}")
             process_group = model.process_group if process_group is None else process_group

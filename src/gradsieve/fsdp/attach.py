@@ -5,17 +5,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from gradsieve import ops
 from gradsieve._check import BadInput, BadType
 from gradsieve.fsdp.hook import ShardHook
 from gradsieve.reducer import SparseReducer
-from gradsieve.share.weights import describe, local
+from gradsieve.share.weights import labels_of, local, shard_of
 from gradsieve.state.handshake import handshake
 from gradsieve.state.replicas import check_replicas
-from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds import ProcessGroupWorld, group_of
 
 WAY_OUT = 'apply fully_shard with the mesh of a node only, mesh["shard"], and give process_group=mesh["replicate"]'
 MakeReducer = Callable[[ProcessGroupWorld, list[int], Mapping[str, str]], SparseReducer]
@@ -40,12 +39,9 @@ def attach(
     first: Any = next(iter(parameters.values()))
     mesh = first.device_mesh
     world = ProcessGroupWorld(group_of(process_group), timeout, device=local(first).device)
-    place = f"shard {mesh.get_local_rank()} of {mesh.size()}"
-    labels = {"shard": place} | {
-        f"parameter {number}": describe(name, parameter)
-        for number, (name, parameter) in enumerate(parameters.items())
-    }
-    reducer = make(world, [local(parameter).numel() for parameter in parameters.values()], labels)
+    place = shard_of(first)
+    sizes = [local(parameter).numel() for parameter in parameters.values()]
+    reducer = make(world, sizes, labels_of(parameters))
     hook = ShardHook(reducer, world, parameters, mesh.get_group(), scaler=scaler, check_every=check_every)
     hook.part = place.replace(" ", "-")
     world.run([handshake(world.rank, world.size, {"shard": place})])
@@ -54,17 +50,6 @@ def attach(
     _watch(model, hook)
     model.register_forward_pre_hook(hook.drop_unfinished)
     return hook
-
-
-def group_of(group: Any) -> dist.ProcessGroup | None:
-    """A process group, or that of a device mesh with one dimension."""
-    if not hasattr(group, "get_group"):
-        found: dist.ProcessGroup | None = group
-        return found
-    if group.ndim != 1:
-        raise BadInput(f'process_group must be a mesh of one dimension, such as mesh["replicate"], got {group}')
-    made: dist.ProcessGroup = group.get_group()
-    return made
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradsieve import ops
@@ -17,7 +18,7 @@ from gradsieve.share.parameters import advice, second_moments, shared_parameters
 from gradsieve.share.replica import Replica
 from gradsieve.share.sieve import ShareSieve
 from gradsieve.sparsifiers import Sparsifier, as_sparsifier
-from gradsieve.worlds import ProcessGroupWorld
+from gradsieve.worlds import ProcessGroupWorld, group_of
 from gradsieve.worlds.waiting import DEFAULT_S, seconds
 
 
@@ -31,7 +32,7 @@ def share(
     delay: int = 0,
     dense_steps: int = 0,
     values: str = "fp32",
-    process_group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | DeviceMesh | None = None,
     check_every: int = 0,
     scaler: Any = None,
     judge: str = "auto",
@@ -87,7 +88,7 @@ def share(
             kind = "a fused optimizer" if fused else "several optimizers"
             raise BadInput(f"dense_steps must be 0 with a scaler and {kind}, got {dense_steps}")
     parameters = shared_parameters(model, optimizers)
-    world = ProcessGroupWorld(process_group, limit, device=next(iter(parameters.values())).device)
+    world = ProcessGroupWorld(group_of(process_group), limit, device=next(iter(parameters.values())).device)
     replica = Replica(
         parameters,
         sparsifier,

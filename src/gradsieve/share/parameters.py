@@ -1,9 +1,10 @@
 """What is read from an optimizer: its parameters, their second moments, and warnings about it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -74,6 +75,15 @@ def shared_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict
         names.get(key, f"optimizer's parameter {number}"): parameter
         for number, (key, parameter) in enumerate(found.items())
     }
+
+
+def part_of(labels: Mapping[str, str], group: dist.ProcessGroup | None) -> str:
+    """The part of a checkpoint that a group of replicas has to itself, as there may be others: of other shards, or,
+    with DDP inside nodes, of other ranks of the nodes. Empty if there is one group, or if rank 0 is in it."""
+    if place := labels.get("shard"):
+        return place.replace(" ", "-")
+    first = min(dist.get_process_group_ranks(group)) if group is not None else 0
+    return f"group-of-rank-{first}" if first else ""
 
 
 def parameter_counts(optimizers: Sequence[Optimizer]) -> list[int]:

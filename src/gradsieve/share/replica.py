@@ -22,7 +22,7 @@ from gradsieve.share.auto import AutoDensity
 from gradsieve.share.average import average_
 from gradsieve.share.outcome import Agreed, NonFiniteWeights, NotFinite, ShareReport, Unread, complaint
 from gradsieve.share.rounds import exchange, say_where
-from gradsieve.share.weights import Weights, describe
+from gradsieve.share.weights import Weights, labels_of
 from gradsieve.sparsifiers import Shape, Sparsifier, name_of, options_by_name
 from gradsieve.sparsifiers.base import vector_norm
 from gradsieve.sparsifiers.exdyna import Exclusive
@@ -80,10 +80,7 @@ class Replica:
         self.sparsifier, self.schedule, self.measure = sparsifier, schedule, measure
         self.rank, self.world_size, self.second = rank, world_size, second
         self.weights = Weights(parameters)
-        self.labels = {
-            f"parameter {number}": describe(name, parameter)
-            for number, (name, parameter) in enumerate(self.weights.parameters.items())
-        }
+        self.labels = labels_of(self.weights.parameters)
         self.steps = self.rounds = 0
         self.report: ShareReport | None = None  # of the last round that was applied
         self._made: ShareReport | None = None  # of the last that was made
@@ -93,7 +90,7 @@ class Replica:
         self.late = isinstance(sparsifier, Exclusive) and not self.weights.shared.is_cpu
         self._unread: Unread | None = None  # of the last round that was made
         self._open: Unread | None = None  # what the report does not know yet
-        self.state = self._stood = self._fresh()
+        self.state = self._prior = self._fresh()
 
     @property
     def dense(self) -> bool:
@@ -133,7 +130,7 @@ class Replica:
             sent = Sent(found.where, drift, found.counts, True, found.beside)
             if found.unread is not None:  # what is known of positions is that of the round before
                 sent = Sent(None, drift, before.counts if before else [], True, *found.selection.beside[2:])
-            self._stood, self.state = self.state, self.sparsifier.update(self.state, found.selection, sent, step)
+            self._prior, self.state = self.state, self.sparsifier.update(self.state, found.selection, sent, step)
         clock.lap("select")
         clock.seconds["cpu"] = time.thread_time() - started
         self._made = replace(self._make_report(step, found, threshold, clock), handshake_bytes=settled)
@@ -160,7 +157,7 @@ class Replica:
     def _handle(self, found: NotFinite) -> None:
         ranks = [rank for rank, position in enumerate(found.bad) if position >= 0]
         if found.steps is not None:  # what followed from that round
-            self.state = self._stood
+            self.state = self._prior
         if self.on_nonfinite == "raise" or not ranks:
             bad = [f"{self.weights.name_of(found.bad[rank])} of rank {rank}" for rank in ranks]
             raise NonFiniteWeights(complaint(bad, self.steps if found.steps is None else found.steps))
@@ -274,7 +271,7 @@ class Replica:
             if not isinstance(state[name], Tensor) or state[name].shape != own[name].shape:
                 raise BadInput(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
         steps, rounds = at_least("step", state["step"], 0), at_least("rounds", state["rounds"], 0)
-        self.state = self._stood = self._fresh().restored(state["state"], resized=resized)
+        self.state = self._prior = self._fresh().restored(state["state"], resized=resized)
         if isinstance(self.schedule, AutoDensity) and state["auto"]:
             self.schedule.load_state_dict(state["auto"])
         self.weights.write_(self.weights.all, state["weights"])

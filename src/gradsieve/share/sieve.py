@@ -22,7 +22,7 @@ from gradsieve.share.broadcast import broadcast_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
 from gradsieve.share.outcome import NonFiniteWeights, ShareReport, complaint
-from gradsieve.share.parameters import parameter_counts
+from gradsieve.share.parameters import parameter_counts, part_of
 from gradsieve.share.regrouping import regroup_replica
 from gradsieve.share.replica import Replica
 from gradsieve.share.weights import local
@@ -189,7 +189,7 @@ class ShareSieve:
         self.world.watch.together("save")
         self._settle()
         state = ops.on_host({**self.state_dict(), "own": dict(extra or {})})
-        self.world.run([checkpoint.save(Path(folder), state, self.replica.labels, shared=shared)])
+        self.world.run([checkpoint.save(self._place(folder), state, self.replica.labels, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is loaded partially.
@@ -199,13 +199,16 @@ class ShareSieve:
         """
         self.world.watch.together("load")
         own = self.replica.state_dict()
-        state = self.world.run([checkpoint.load(Path(folder), own, self.replica.labels)])[0]
+        state = self.world.run([checkpoint.load(self._place(folder), own, self.replica.labels)])[0]
         del state["extra"]
         extra: dict[str, Any] = state.pop("own")
         if resized := state.pop("resized"):
             state["pending"] = {}
         self._load(state, resized=resized)
         return extra
+
+    def _place(self, folder: str | Path) -> Path:
+        return Path(folder) / part_of(self.replica.labels, self.world.group)
 
     def _buffers(self) -> list[Tensor]:
         return [local(buffer) for buffer in self._model.buffers()]

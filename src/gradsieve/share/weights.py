@@ -177,6 +177,16 @@ def is_sharded(parameter: Any) -> bool:
     return hasattr(parameter, "to_local")
 
 
+def shard_of(parameter: Any) -> str:
+    """Which part of a DTensor this rank holds, such as "shard 0 of 2"; empty for other tensors."""
+    if not is_sharded(parameter):
+        return ""
+    place, size = (
+        (*map(str, each),) for each in (parameter.device_mesh.get_coordinate(), parameter.device_mesh.shape)
+    )
+    return f"shard {','.join(place)} of {','.join(size)}"
+
+
 def local(parameter: Tensor) -> Tensor:
     """The part of a parameter in this process: all of it, or this rank's shard of a DTensor."""
     data: Any = parameter.detach()
@@ -203,8 +213,15 @@ def _check(name: str, parameter: Tensor) -> None:
         )
 
 
-def describe(name: str, parameter: Tensor) -> str:
-    """What must be the same on all workers."""
+def labels_of(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """What must be the same on all workers: shapes, orders and types of parameters, and which shards they are."""
+    shards = sorted({shard_of(parameter) for parameter in parameters.values()} - {""})
+    described = [_describe(name, parameter) for name, parameter in parameters.items()]
+    place = {"shard": "; ".join(shards)} if shards else {}
+    return place | {f"parameter {number}": words for number, words in enumerate(described)}
+
+
+def _describe(name: str, parameter: Tensor) -> str:
     data = local(parameter)
     order = "" if data.is_contiguous() else f" strides {list(data.stride())}"
     return f"{name} {list(data.shape)}{order} {str(data.dtype).removeprefix('torch.')}"

@@ -2,8 +2,8 @@
 
 from gradsieve.worlds.base import World
 from gradsieve.worlds.meter import Meter
-from gradsieve.worlds.process_group import ProcessGroupWorld
+from gradsieve.worlds.process_group import ProcessGroupWorld, group_of
 from gradsieve.worlds.virtual import VirtualWorld
 from gradsieve.worlds.waiting import PeerLost, WorkersDiverged
 
-__all__ = ["Meter", "PeerLost", "ProcessGroupWorld", "VirtualWorld", "WorkersDiverged", "World"]
+__all__ = ["Meter", "PeerLost", "ProcessGroupWorld", "VirtualWorld", "WorkersDiverged", "World", "group_of"]

@@ -30,6 +30,17 @@ _SMALL = 1 << 22
 atexit.register(gc.collect)
 
 
+def group_of(group: Any) -> dist.ProcessGroup | None:
+    """A process group, or that of a device mesh with one dimension."""
+    if not hasattr(group, "get_group"):
+        found: dist.ProcessGroup | None = group
+        return found
+    if group.ndim != 1:
+        raise BadInput(f'process_group must be a mesh of one dimension, such as mesh["replicate"], got {group}')
+    made: dist.ProcessGroup = group.get_group()
+    return made
+
+
 class ProcessGroupWorld:
     """Answers the collectives of this process's program through a process group (the default one if None).
 
