@@ -1,3 +1,3 @@
-"""The papers' experiments, and trials of this library's own: run from a clone, not part of what is installed."""
+"""The papers' experiments and this library's own trials: run from a clone, not part of the installed packages."""
 
-import studies.sparsifiers  # noqa: F401  # adds those that only the studies need
+import studies.sparsifiers  # noqa: F401  # registers sparsifiers that only the studies need

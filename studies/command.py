@@ -1,4 +1,4 @@
-"""The command that regenerates the papers' claims, and judges them."""
+"""The command that reruns the papers' experiments and judges their claims."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from studies.reproduce.base import OURS, REPRODUCED
 from studies.reproduce.outcomes import Outcome, carry_out, read_outcomes
 from studies.reproduce.shelf import Interrupted, Shelf
 
-CASED = density_control.EXPERIMENT.id  # the one with cases
+CASED = density_control.EXPERIMENT.id  # the experiment with cases
 _QUICK_MINUTES = 10
 
 
@@ -36,8 +36,8 @@ def reproduce(
 ) -> None:
     """Regenerate the papers' claims, each with a verdict.
 
-    What a folder holds already is not run again: after an interruption the same
-    command goes on. Ends with 0 only if all was reproduced.
+    Finished runs in the folder are not repeated: after an interruption the same
+    command continues. Exit code 0 only if everything was reproduced.
 
     Example: python -m studies fig1a fig1c --quick
     """

@@ -1,4 +1,4 @@
-"""The page of experiments: for each a claim, its criteria, figures and conditions, in one HTML file."""
+"""The page of experiments: the claim, criteria, figures and conditions of each, in one HTML file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class Told:
 
 
 def write_findings(outcomes: Sequence[Outcome], out: Path) -> None:
-    """Write the page; it appears whole or not at all."""
+    """Write the page, whole or not at all."""
     write_whole(out, render_findings(outcomes))
 
 
 def render_findings(outcomes: Sequence[Outcome]) -> str:
-    """The whole page."""
+    """The page as HTML."""
     if not outcomes:
         raise BadInput("a page must have one experiment at least, got none")
     sections = [_told(outcome) for outcome in outcomes]

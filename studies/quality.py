@@ -2,9 +2,9 @@
 
     GRADSIEVE_DATA=... python studies/quality.py [--task mlp --dataset mnist] [--seeds 0,1]
 
-Each index is judged by one worker, by its own accumulator. The trials let the judge know more, all but those with
-several judges without a further byte. They look at whole vectors and are written for clarity: what helps would be
-built properly.
+Each index is judged by one worker, by its own accumulator. The trials give the judge more information; except those
+with several judges, they send no extra bytes. They search whole vectors and are written for clarity: what helps
+would be built properly.
 """
 
 import argparse
@@ -44,7 +44,7 @@ BLOCK = 64  # elements whose history is kept together
 
 @dataclass(frozen=True)
 class TrialState(ExDynaState):
-    """What a judge may know of the steps before."""
+    """What a judge may know about previous steps."""
 
     momentum: Tensor = local(power=1)  # of what was sent
     agreement: Tensor = local()  # of blocks: how much the sum over workers exceeds this worker's own
@@ -53,7 +53,7 @@ class TrialState(ExDynaState):
 
 @dataclass(frozen=True)
 class Trial(ExDyna):
-    """Exact exclusive selection by a score that may know more than the accumulator."""
+    """Exact exclusive selection by a score that may use more than the accumulator."""
 
     score: str = "own"
 
@@ -99,7 +99,7 @@ class Trial(ExDyna):
 
 
 def _regularised(state: TrialState, acc: Tensor) -> Tensor:
-    """RegTop-k's idea: what the others sent at an index last time says whether they will add up or cancel."""
+    """RegTop-k's idea: what the others last sent at an index predicts whether values will add up or cancel."""
     change = state.others / torch.where(acc == 0, torch.ones_like(acc), acc)
     return acc * torch.tanh((1 + change).abs())
 
@@ -115,7 +115,7 @@ SCORES: dict[str, Callable[[TrialState, Tensor], Tensor]] = {
 
 
 def measure(settings: Settings, method: str, options: dict[str, object], density: float) -> tuple[float, float]:
-    """Metric at the end, and loss of the last tenth."""
+    """The final metric, and the loss over the last tenth."""
     made = settings.with_method(parse_method(method, density))
     made = replace(made, options={**made.options, **options})
     if options.get("score") == CORRECTED:

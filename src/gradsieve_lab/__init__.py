@@ -1,1 +1,1 @@
-"""The laboratory: tasks, recorded runs, reports, benchmarks and a network of slow links. Needs `gradsieve[lab]`."""
+"""The lab: tasks, recorded runs, reports, benchmarks and a network of slow links. Needs `gradsieve[lab]`."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files that only one process may hold."""
+"""Atomic writes and file locks."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from gradsieve._check import BadInput
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file through a partial one beside it; on an error nothing is left, and an older file stands."""
+    """Write a file atomically, through a partial one beside it; on an error an older file is kept."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -21,9 +21,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def try_lock(path: Path) -> int | None:
-    """Hold a file until this process ends, or the descriptor that is returned is closed; None if another has it.
+    """Lock a file until this process ends or the returned descriptor is closed; None if another process has it.
 
-    The kernel keeps the lock: it ends with the process, however that ends, and counts in all PID namespaces.
+    The kernel keeps the lock: it is released however the process ends, and works across PID namespaces.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

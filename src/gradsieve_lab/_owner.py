@@ -1,11 +1,11 @@
-"""Names for what a process leaves outside of itself, so that others can tell whether it still lives."""
+"""Tags for the files of a process, which show others whether it still runs."""
 
 import os
 from pathlib import Path
 
 
 def tag() -> str:
-    """This process, by its number and the moment it began: a number alone comes back."""
+    """This process's PID and start time: PIDs are reused."""
     return f"{os.getpid()}-{_begun(os.getpid())}"
 
 
@@ -16,10 +16,10 @@ def lives(tag: str) -> bool:
 
 
 def _begun(number: int) -> str:
-    """When a process began, in the kernel's ticks; empty if there is none, or a dead one not yet waited for."""
+    """The start time of a process, in the kernel's ticks; empty if it does not exist or is a zombie."""
     try:
         text = Path(f"/proc/{number}/stat").read_text()
     except OSError:
         return ""
-    state, *fields = text.rpartition(")")[2].split()  # the name before it may hold spaces
+    state, *fields = text.rpartition(")")[2].split()  # the name before it may contain spaces
     return "" if state in "ZX" else fields[18]

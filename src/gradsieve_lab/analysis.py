@@ -1,8 +1,8 @@
-"""Total error as a tool: what a scheme left unsent, beside the least that was possible, and what it sent in bits.
+"""Total error: what a scheme left unsent, compared with the minimum, and the bits that it sent.
 
-Here the vectors on which a scheme decides, one a step, are *given*: the accumulators of a recorded run. The error
-of a step is the sum of squares of the entries that are not sent in it. Of all ways to send a budget of entries over
-all steps, sending the largest of all of them leaves the smallest total, and that is one constant threshold.
+The vectors on which a scheme decides, one per step, are *given*: the accumulators of a recorded run. The error of
+a step is the sum of squares of the entries that are not sent in it. Of all ways to send a budget of entries over
+all steps, sending the largest overall leaves the smallest total error, and that is one constant threshold.
 
 Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021.
 """
@@ -19,13 +19,13 @@ from torch import Tensor
 from gradsieve._check import BadInput, BadType, at_least, number, one_of
 from gradsieve.comm.traffic import ring_all_reduce_bytes
 
-Vectors: TypeAlias = Tensor | Iterable[Tensor | Sequence[float]]  # one a step, all of one length
+Vectors: TypeAlias = Tensor | Iterable[Tensor | Sequence[float]]  # one per step, all of the same length
 ACCOUNTINGS = ("values", "values+indices", "ring")
 
 
 @dataclass(frozen=True)
 class ConstantThreshold:
-    """One threshold for all steps: what is above it is sent, what is below stays."""
+    """One threshold for all steps: entries above it are sent, entries below are not."""
 
     threshold: float  # the smallest magnitude that is sent; infinite if nothing is
     counts: list[int]  # how many entries each step sends
@@ -51,8 +51,8 @@ def total_error(norms_squared: Tensor | Iterable[float | Tensor | Iterable[float
 def best_constant_threshold(sequence: Vectors, budget: int) -> ConstantThreshold:
     """The threshold that sends the `budget` largest magnitudes over all steps, found by selection, without a sort.
 
-    Exactly `budget` entries are sent, or all if there are fewer. Of entries as large as the threshold, those of the
-    first steps are sent; the error is the same whichever are.
+    Exactly `budget` entries are sent, or all if there are fewer. Of entries equal to the threshold, those of the
+    first steps are sent; the choice does not change the error.
 
     >>> best_constant_threshold([[4.0, -3.0, 1.0], [0.5, 2.0, 0.0]], budget=3)
     ConstantThreshold(threshold=2.0, counts=[2, 1], total_error=1.25)
@@ -80,8 +80,8 @@ def topk_total_error(sequence: Vectors, budget: int) -> float:
     """
     magnitudes = _magnitudes(sequence)
     steps = len(magnitudes)
-    each, rest = divmod(min(at_least("budget", budget, 0), magnitudes.numel()), steps)
-    return _unsent(magnitudes, [each + (step < rest) for step in range(steps)])
+    each, remainder = divmod(min(at_least("budget", budget, 0), magnitudes.numel()), steps)
+    return _unsent(magnitudes, [each + (step < remainder) for step in range(steps)])
 
 
 def scheme_total_error(sequence: Vectors, counts: Sequence[int]) -> float:
@@ -108,12 +108,12 @@ def bits(
     value_bits: int = 32,
     index_bits: int = 32,
 ) -> float:
-    """What it takes to send so many elements.
+    """Bits needed to send this many elements.
 
-    accounting: "values" counts values alone; "values+indices" a value and a position each, 64 bits by default;
-    "ring" what one of `workers` puts on the wire, the mean over them, if all of them together picked `elements`
-    positions, none twice: an all-gather of positions and an all-reduce of values, without padding and lengths.
-    index_bits: see `packed_index_bits` for positions that take no more bits than they need.
+    accounting: "values" counts values only; "values+indices" a value and a position each, 64 bits by default;
+    "ring" the mean bits that each of `workers` sends if together they picked `elements` distinct positions: an
+    all-gather of positions and an all-reduce of values, without padding and lengths.
+    index_bits: `packed_index_bits` returns the smallest possible number.
 
     >>> bits(1000, "values"), bits(1000), bits(1000, index_bits=packed_index_bits(500_000))
     (32000, 64000, 51000)
@@ -133,7 +133,7 @@ def bits(
 
 
 def packed_index_bits(n: int) -> int:
-    """`ceil(log2(n))`: the bits of a position among n, each in as many as the largest needs.
+    """`ceil(log2(n))`: the bits of a position among n, if all positions take the same number of bits.
 
     >>> [packed_index_bits(n) for n in (1, 2, 1024, 1025)]
     [0, 1, 10, 11]
@@ -142,7 +142,7 @@ def packed_index_bits(n: int) -> int:
 
 
 def _magnitudes(sequence: Vectors) -> Tensor:
-    """A row a step, in float64: every float32 is exact in it, and the square of none overflows."""
+    """One row per step, in float64, where every float32 is exact and no square of one overflows."""
     rows = [_row(vector, step) for step, vector in enumerate(sequence)]
     if not rows:
         raise BadInput("sequence must hold at least one vector, got none")
@@ -168,12 +168,12 @@ def _row(vector: Any, step: int) -> Tensor:
 
 
 def _largest(magnitudes: Tensor, rank: int) -> float:
-    """The magnitude of this rank from above, counted from 1; infinite for rank 0."""
+    """The `rank`-th largest magnitude, counted from 1; infinite for rank 0."""
     return float(magnitudes.kthvalue(len(magnitudes) - rank + 1).values) if rank else math.inf
 
 
 def _unsent(magnitudes: Tensor, counts: Sequence[int]) -> float:
-    """The sum of squares of what stays if the `counts[t]` largest of each row are sent."""
+    """The sum of squares of the unsent entries if the `counts[t]` largest of each row are sent."""
     kept = (
         row.topk(len(row) - count, largest=False, sorted=False).values
         for row, count in zip(magnitudes, counts, strict=True)
@@ -182,7 +182,7 @@ def _unsent(magnitudes: Tensor, counts: Sequence[int]) -> float:
 
 
 def _mean_norm(name: str, step: Any) -> float:
-    """The mean over workers, or the one number there is."""
+    """The mean over workers, or the single number given."""
     step = _plain(step)
     if not isinstance(step, Iterable):
         return _norm(name, step)
@@ -199,5 +199,5 @@ def _norm(name: str, value: Any) -> float:
 
 
 def _plain(values: Any) -> Any:
-    """Tensors as the numbers they hold."""
+    """Convert tensors to Python numbers."""
     return values.tolist() if isinstance(values, Tensor) else values

@@ -1,4 +1,4 @@
-"""Under what conditions a figure was measured: machine, versions, commit, date."""
+"""The conditions of a measurement: machine, versions, commit, date."""
 
 import datetime
 import functools
@@ -16,7 +16,7 @@ from gradsieve._version import __version__
 
 
 def conditions() -> dict[str, str]:
-    """What belongs under every table and plot."""
+    """The conditions to print under every table and plot."""
     return {
         "gradsieve": __version__,
         "commit": commit(),
@@ -36,7 +36,7 @@ def in_words(found: Mapping[str, str]) -> str:
 
 @functools.cache
 def commit() -> str:
-    """The commit of this code, with a plus sign where files were changed since; "unknown" outside a clone."""
+    """The commit of this code, with a plus sign if files were changed since; "unknown" outside a clone."""
     folder = Path(__file__).resolve().parent
     if not any((parent / ".git").exists() for parent in folder.parents):
         return "unknown"

@@ -1,6 +1,6 @@
-"""Workers on this machine: gloo processes, on loopback or in network namespaces, watched by who started them.
+"""Workers on this machine: gloo processes, on loopback or in network namespaces, supervised by their parent.
 
-Whatever ends a worker ends all of them, with the traceback of the one that failed first; none outlives its starter.
+If a worker fails, all end, with the traceback of the one that failed first; none outlives the parent.
 """
 
 import ctypes
@@ -33,21 +33,21 @@ from gradsieve_lab import _owner
 from gradsieve_lab._files import try_lock
 
 TIMEOUT_S = 300.0  # of a collective; a dead worker is noticed at once, this is for stopped ones
-_GRACE = 1.0  # seconds in which the failures of one moment are collected
-# Imported once for all. A process's first optimizer imports torch._dynamo, which takes seconds.
+_GRACE = 1.0  # seconds to collect other failures after the first
+# Imported once, by the fork server. A process's first optimizer imports torch._dynamo, which takes seconds.
 _PRELOAD = ["gradsieve_lab.runs.running", "torch.distributed", "torch.nn.parallel", "torch._dynamo"]
 
 
 _LOCK = "lock"  # in a scratch folder, held by its owner
-_LONGEST = 45  # characters of a folder in which the fork server's socket has room: its address has 107
-_YOUNG_S = 60.0  # a scratch folder that is not locked yet
+_LONGEST = 45  # characters of a folder's path that leave room for the fork server's socket: its address has 107
+_YOUNG_S = 60.0  # seconds that a scratch folder may exist before it is locked
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of Linux
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MALLOC = {-1: 1 << 30, -3: 1 << 25}  # glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD as high as glibc itself goes
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised an error or was killed; the message holds its traceback."""
+    """A worker raised an error or was killed; the message contains its traceback."""
 
 
 def new_network() -> None:
@@ -71,13 +71,13 @@ def _checked(result: int) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker's sockets are: in a network namespace (by default where it was started), on an interface."""
+    """The network namespace (by default that of its parent) and the interface of a worker's sockets."""
 
-    namespace: str = ""  # a file of it
+    namespace: str = ""  # a file that refers to it
     interface: str = "lo"
 
     def enter(self) -> None:
-        """Go there, before there are threads: a thread takes the namespace of the one that starts it."""
+        """Move this process there. Call it before starting threads: they inherit the namespace."""
         if self.namespace:
             enter_network(self.namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = self.interface
@@ -94,7 +94,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Post:
-    """What a worker knows of itself, and its line to the process that started it."""
+    """A worker's rank and place, and its connection to the parent process."""
 
     rank: int
     workers: int
@@ -112,10 +112,10 @@ def run_workers(
     listen: Callable[[Any], None] | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> list[Any]:
-    """`work(post, *arguments)` in each of `workers` processes; returns their results in rank order.
+    """Run `work(post, *arguments)` in each of `workers` processes; returns their results in rank order.
 
-    They talk over loopback, or from the places given; a collective ends after `timeout` seconds. `listen` receives
-    what workers `tell`; `stop_requested` is asked here and answered there.
+    They communicate over loopback, or from the given places; a collective times out after `timeout` seconds.
+    `listen` receives what workers pass to `tell`; `stop_requested` is polled here and passed on to workers.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
@@ -141,7 +141,7 @@ def run_workers(
 
 @functools.cache
 def _scratch() -> Path:
-    """This process's folder for what running workers need, gone when it ends; here killed ones' are removed."""
+    """This process's scratch folder, removed when it ends; also removes those of killed processes."""
     wanted = tempfile.gettempdir()
     above = Path(wanted if len(wanted) <= _LONGEST else "/tmp")
     for old in above.glob("gradsieve-*-*"):
@@ -152,7 +152,7 @@ def _scratch() -> Path:
     try_lock(mine / _LOCK)
     before, tempfile.tempdir = tempfile.tempdir, str(mine)
     try:
-        util.get_temp_dir()  # the fork server's socket lies there, too
+        util.get_temp_dir()  # the fork server's socket is there, too
     finally:
         tempfile.tempdir = before
     util.Finalize(None, shutil.rmtree, args=(mine, True), exitpriority=-1000)  # after multiprocessing's own
@@ -160,7 +160,7 @@ def _scratch() -> Path:
 
 
 def _abandoned(folder: Path) -> bool:
-    """Whether a scratch folder's owner has ended. Its number cannot say so: it may be of another namespace."""
+    """Whether a scratch folder's owner has ended. Its PID does not show it: it may be of another namespace."""
     lock = folder / _LOCK
     try:
         if not lock.exists():
@@ -187,7 +187,7 @@ def _watch(
         if not stopping and stop_requested is not None and stop_requested():
             stopping = True
             for worker in lines:
-                with suppress(OSError):  # a worker that is done
+                with suppress(OSError):  # the worker has finished
                     worker.send("stop")
         for line in wait(list(ranks), timeout=0.1):
             assert isinstance(line, Connection)
@@ -200,7 +200,7 @@ def _watch(
                     processes[rank].join()
                     failures.append((0.0, rank, _cause(processes[rank].exitcode), False))
                 continue
-            if kind == "told" and listen is not None:
+            if kind == "message" and listen is not None:
                 listen(what[0])
             elif kind == "done":
                 results[rank] = what[0]
@@ -209,7 +209,7 @@ def _watch(
         if failures and deadline == float("inf"):
             deadline = time.monotonic() + _GRACE
     if failures:
-        # A worker that was killed left no time of failure and comes first: the others only lost their peer.
+        # A killed worker has no time of failure and comes first: the others only lost their peer.
         _, rank, text, refused = min(failures)
         if refused:
             raise BadInput(text)
@@ -227,18 +227,18 @@ def _enter(
     setting: tuple[int, int, Place, float, str, Connection], work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     rank, workers, place, timeout, store, line = setting
-    # Ctrl-C reaches the whole terminal: only the starter decides, and tells the workers.
+    # Ctrl-C reaches all processes of the terminal: only the parent handles it, and notifies the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         place.enter()
-        _die_with_the_starter()
+        _exit_with_parent()
         _keep_freed_memory()
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
         limit = timedelta(seconds=timeout)
         dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=workers, timeout=limit)
-        post = Post(rank, workers, lambda what: line.send(("told", what)), line.poll, place)
+        post = Post(rank, workers, lambda what: line.send(("message", what)), line.poll, place)
         result = work(post, *arguments)
         gc.collect()  # models that outlive their process group can crash gloo at exit
         dist.barrier()
@@ -256,19 +256,19 @@ def _enter(
 
 
 def _keep_freed_memory() -> None:
-    """Ask glibc not to give freed gradients back to the system: each step would take them again, page by page."""
+    """Keep glibc from returning freed gradients to the system: each step would map them again, page by page."""
     with suppress(AttributeError):  # another C library
         for setting, size in _MALLOC.items():
             _LIBC.mallopt(setting, size)
 
 
-def _die_with_the_starter() -> None:
-    """If the process that started this one is gone, however it went, end at once."""
-    starter = multiprocessing.parent_process()
-    assert starter is not None
+def _exit_with_parent() -> None:
+    """Exit at once when the parent process ends, for whatever reason."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        wait([starter.sentinel])
+        wait([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -21,7 +21,7 @@ from studies.faults import disks
 from studies.faults.kinds import KINDS, NEED_ROOT, QUICK, calm_runs, run_calm, run_trial, schedule
 from studies.faults.results import Result
 
-_LIMIT_S = 600.0  # of one trial, whose own limits are shorter
+_LIMIT_S = 600.0  # for one trial; its own limits are shorter
 
 
 def campaign(
@@ -34,7 +34,7 @@ def campaign(
     out: Annotated[Path | None, typer.Option(help="Write one JSON line per trial to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else.")] = False,
 ) -> None:
-    """Break things on purpose, and count what survives; ends with 0 only if all did."""
+    """Break things on purpose, and count the trials that survive; exit code 0 only if all did."""
     if quick:
         trials, seconds = min(trials, 200), seconds or 120.0
     names = only or list(QUICK if quick else KINDS)
@@ -58,7 +58,7 @@ def campaign(
 def _all(
     planned: list[tuple[str, float]], names: list[str], scratch: Path, at_once: int, seconds: float
 ) -> Iterator[Result]:
-    """Every trial in a process of its own, forked from one that has everything loaded; several at once."""
+    """Run every trial in its own process, forked from one that has everything loaded; several at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["studies.faults.preload"])
     calm: dict[str, Any] = {}

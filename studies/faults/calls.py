@@ -1,4 +1,4 @@
-"""Random calls of everything public: each ends in a result, or in one clear sentence.
+"""Random calls of all public functions: each must return a result or raise one clear sentence.
 
 Run it:  python -m studies.faults.calls
 """
@@ -86,7 +86,7 @@ WITH_A_GROUP = {  # of torch.distributed
 
 
 def check_call(call: Callable[[], Any]) -> str:
-    """It returns, or raises one sentence that is ours; Python's own words on missing arguments are as good."""
+    """Check that a call returns or raises one of our sentences, or Python's own on missing arguments."""
     words = ""
     try:
         call()
@@ -102,7 +102,7 @@ def check_call(call: Callable[[], Any]) -> str:
 
 
 def random_call(chance: random.Random, names: list[str]) -> tuple[str, dict[str, Any], str]:
-    """One of these functions, options for it, and what came of it: a result, a sentence, or what must not be."""
+    """Call one of these functions with random options; returns both and the outcome."""
     name = chance.choice(names)
     call, options = {**CALLS, **WITH_A_GROUP}[name]
     chosen = chance.sample(options, chance.randrange(min(MOST, len(options)) + 1))
@@ -117,7 +117,7 @@ def main(
     calls: Annotated[int, typer.Option(help="How many.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Same seed, same calls.")] = 0,
 ) -> None:
-    """Count what came of them, and print every call that ended in neither a result nor a sentence."""
+    """Count the outcomes, and print every call that ended in neither a result nor a sentence."""
     warnings.simplefilter("ignore")
     chance, found = random.Random(seed), Counter[str]()
     odd: list[str] = []

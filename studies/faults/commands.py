@@ -20,7 +20,7 @@ TIMEOUT_S, STARTUP_S = 8.0, 120.0
 _TRAIN = (
     f"train mlp --steps 24 --batch 8 --limit 200 --eval-every 12 --checkpoint-every 3 --timeout {TIMEOUT_S} --json"
 )
-_OF_ITS_OWN = ("seconds", "hidden", "wire_bytes", "handshake_bytes")  # the clock's, and what a resumed run repeats
+_OF_ITS_OWN = ("seconds", "hidden", "wire_bytes", "handshake_bytes")  # times, and what a resumed run repeats
 
 
 def words_of(method: str, folder: Path) -> list[str]:
@@ -28,7 +28,7 @@ def words_of(method: str, folder: Path) -> list[str]:
 
 
 def calm(method: str, folder: Path) -> list[Any]:
-    """The record of an undisturbed run."""
+    """Make an undisturbed run; returns its record."""
     process = _start(words_of(method, folder), folder)
     process.join(300)
     found = record(folder)
@@ -38,7 +38,7 @@ def calm(method: str, folder: Path) -> list[Any]:
 
 
 def record(folder: Path) -> list[Any]:
-    """Steps and metrics of a record, without what the clock and repeated handshakes decide."""
+    """Steps and metrics of a record, without fields that depend on the clock or on repeated handshakes."""
     path = folder / "run" / "records.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     found: list[Any] = []
@@ -62,7 +62,7 @@ def command_trial(chance: random.Random, folder: Path) -> Result:
     with suppress(ProcessLookupError):
         os.kill(victim, signal.Signals[name])
     if name == "SIGSTOP" and target != "worker":
-        time.sleep(2)  # only a worker is waited for with a limit
+        time.sleep(2)  # the wait has a limit only for workers
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGCONT)
     process.join(STARTUP_S)
@@ -78,7 +78,7 @@ def command_trial(chance: random.Random, folder: Path) -> Result:
 
 
 def _resumed(method: str, folder: Path) -> str:
-    """Go on until the end, as a user would; returns what is wrong."""
+    """Resume until the end, as a user would; returns what is wrong."""
     wanted = CALM[method]
     if record(folder) != wanted:
         again = _start(["train", "--resume", str(folder / "run"), "--json"], folder)
@@ -99,7 +99,7 @@ def _resumed(method: str, folder: Path) -> str:
 
 
 def two_commands(chance: random.Random, folder: Path) -> Result:
-    """Two processes resume one run at once, after a kill: one goes on, the other is refused."""
+    """Two processes resume one run at once, after a kill: one continues, the other is refused."""
     method, kind = chance.choice(METHODS), "two resume one run"
     first = _start(words_of(method, folder), folder)
     _await("save", chance, first, folder, nth=chance.randrange(2, 6))
@@ -110,12 +110,12 @@ def two_commands(chance: random.Random, folder: Path) -> Result:
         process.join(STARTUP_S)
     codes = sorted(str(process.exitcode) for process in both)
     problem = _resumed(method, folder)
-    ok = not problem and codes in (["0", "2"], ["0", "0"])  # by when the second came
+    ok = not problem and codes in (["0", "2"], ["0", "0"])  # depends on when the second one started
     return Result(kind, ok, f"{method}: exit codes {' and '.join(codes)}, {problem or 'the same record'}")
 
 
 def _await(moment: str, chance: random.Random, process: Any, folder: Path, nth: int = 1) -> None:
-    """Until a random time of the startup, of the steps, or while the nth checkpoint is being written."""
+    """Wait until a random time during startup or the steps, or until the nth checkpoint is being written."""
     deadline, run = time.monotonic() + STARTUP_S, folder / "run"
     begun = [run / "records.jsonl"]
     if moment == "startup":
@@ -137,7 +137,7 @@ def _start(words: list[str], folder: Path) -> Any:
 
 
 def family(session: int) -> dict[int, int]:
-    """The processes of a session that still live, with their parents."""
+    """Live processes of a session, with their parents."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ProcessLookupError):
@@ -148,7 +148,7 @@ def family(session: int) -> dict[int, int]:
 
 
 def _victim(session: int, target: str, chance: random.Random, folder: Path) -> tuple[str, int]:
-    """The process that is meant, or the starter where there is none yet; with what it is."""
+    """The target's kind and pid, or those of the starter if the target does not exist yet."""
     seen = family(session)
     server = int((folder / "server").read_text() or 0) if (folder / "server").exists() else 0
     workers = sorted(pid for pid, parent in seen.items() if parent == server)
@@ -158,7 +158,7 @@ def _victim(session: int, target: str, chance: random.Random, folder: Path) -> t
 
 
 def _orphans(session: int) -> list[str]:
-    """What is left of a session a moment after its leader has ended."""
+    """Processes of a session that survive its leader for some seconds; they are killed."""
     deadline = time.monotonic() + 10
     while (left := family(session)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -177,7 +177,7 @@ def _end(session: int) -> None:
 
 
 def torchrun_trial(chance: random.Random, folder: Path) -> Result:
-    """A worker of `torchrun gradsieve train` is killed or stopped; torchrun starts all again."""
+    """A worker of `torchrun gradsieve train` is killed or stopped; torchrun restarts all workers."""
     method, name = chance.choice(METHODS), chance.choice(["SIGKILL", "SIGTERM", "SIGSTOP"])
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 --no-python"
     train = [word for word in words_of(method, folder) if word not in ("--workers", "2")]
@@ -205,7 +205,7 @@ def torchrun_trial(chance: random.Random, folder: Path) -> Result:
 
 
 def _below(root: int) -> dict[int, str]:
-    """All processes below another; torchrun gives its workers sessions of their own."""
+    """All processes below another; torchrun gives each worker its own session."""
     parents, lines = {}, {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Silent corruption: one bit is flipped in one worker's memory, and `check_every` must find what it can see.
+"""Silent corruption: flip one bit in one worker's memory, and count what `check_every` finds.
 
 Run it:  python -m studies.faults.corruption
 """
@@ -32,7 +32,7 @@ def flip(x: Tensor, chance: random.Random) -> None:
 
 
 class FaultyWorld(VirtualWorld):
-    """Flips a bit in what one worker receives, once."""
+    """A world that flips one bit in what one worker receives, once."""
 
     def __init__(self, size: int, chance: random.Random) -> None:
         super().__init__(size)
@@ -49,7 +49,7 @@ class FaultyWorld(VirtualWorld):
 
 
 def trial(where: str, seed: int) -> tuple[str, int | None]:
-    """What came of one flipped bit, and after how many steps it was found."""
+    """Flip one bit; returns the outcome and after how many steps it was found."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     world = FaultyWorld(WORKERS, chance)
     reducers = virtual_reducers("topk", 0.05, world_size=WORKERS)
@@ -78,7 +78,7 @@ def trial(where: str, seed: int) -> tuple[str, int | None]:
 
 
 def share_trial(where: str, seed: int) -> tuple[str, int | None]:
-    """As `trial`, of workers that share weights: what is compared is what they agreed on."""
+    """As `trial`, for workers that share weights: the agreed weights are compared."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     world = FaultyWorld(WORKERS, chance)
     weights = [torch.ones(N) for _ in range(WORKERS)]

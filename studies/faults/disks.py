@@ -25,7 +25,7 @@ def save(folder: Path, step: int, **options: Any) -> None:
 
 
 def load(folder: Path) -> int:
-    """The step of the checkpoint that is there; its content is checked."""
+    """The step of the checkpoint in the folder; its content is checked."""
     owns = [_state(rank, 0) for rank in range(_RANKS)]
     found = VirtualWorld(_RANKS).run([checkpoint.load(folder, own, {}) for own in owns])
     steps = {state["step"] for state in found} | {state["extra"]["step"] for state in found}
@@ -53,7 +53,7 @@ def small_disk(place: Path, kilobytes: int) -> Iterator[None]:
 
 
 def full_disk(chance: random.Random, folder: Path) -> Result:
-    """The disk is full at a random moment of a save; the checkpoint before is kept."""
+    """The disk is full at a random moment of a save; the previous checkpoint is kept."""
     place = folder / "disk"
     with small_disk(place, 800):
         save(place / "run", 1)
@@ -68,7 +68,7 @@ def full_disk(chance: random.Random, folder: Path) -> Result:
 
 
 def read_only(chance: random.Random, folder: Path) -> Result:
-    """The folder cannot be written any more."""
+    """The folder becomes read-only."""
     place = folder / "disk"
     with small_disk(place, 4000):
         save(place / "run", 1)
@@ -110,7 +110,7 @@ def swapped(chance: random.Random, folder: Path) -> Result:
 
 
 def _read_back(kind: str, folder: Path, what: str, *, whole: bool) -> Result:
-    """The checkpoint is refused in words; `whole`: or loaded with what was saved."""
+    """Check that the checkpoint is refused with a message, or, with `whole`, loads what was saved."""
     try:
         found, ok = f"step {load(folder / 'run')} loaded whole", whole
     except CheckpointError as problem:
@@ -121,7 +121,7 @@ def _read_back(kind: str, folder: Path, what: str, *, whole: bool) -> Result:
 
 
 def two_runs(chance: random.Random, folder: Path) -> Result:
-    """Two runs save into one folder at the same time: what is loaded afterwards is one of theirs, whole."""
+    """Two runs save into one folder at the same time: afterwards a complete checkpoint of one of them is loaded."""
     problems: list[str] = []
 
     def many(first: int) -> None:

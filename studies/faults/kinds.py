@@ -13,7 +13,7 @@ from studies.faults import commands, disks, trials
 from studies.faults.results import CALM, Result, Trial
 from studies.faults.worker import MODES
 
-KINDS: dict[str, tuple[Trial, int]] = {  # with how many of a thousand trials there are
+KINDS: dict[str, tuple[Trial, int]] = {  # each with its number of trials in a thousand
     "kill a worker": (trials.worker_trial("kill"), 140),
     "term a worker": (trials.worker_trial("term"), 80),
     "stop a worker": (trials.worker_trial("stop"), 100),
@@ -35,7 +35,7 @@ _OF_COMMANDS = ("train", "two resume one run", "torchrun")
 
 
 def calm_runs(names: list[str]) -> dict[str, Any]:
-    """The undisturbed runs that trials of these kinds are compared with."""
+    """The undisturbed runs with which trials of these kinds are compared."""
     runs: dict[str, Any] = {}
     if set(names) & set(_OF_WORKERS):
         runs |= {mode: partial(trials.calm, mode) for mode in MODES}
@@ -45,13 +45,13 @@ def calm_runs(names: list[str]) -> dict[str, Any]:
 
 
 def run_calm(line: Any, run: Any, folder: Path) -> None:
-    """The process of one undisturbed run."""
+    """Process body of one undisturbed run."""
     torch.set_num_threads(1)
     line.send(run(folder))
 
 
 def run_trial(line: Any, name: str, seed: float, folder: Path, calm: dict[str, Any]) -> None:
-    """The process of one trial."""
+    """Process body of one trial."""
     torch.set_num_threads(1)
     CALM.update(calm)
     try:
@@ -68,7 +68,7 @@ def run_trial(line: Any, name: str, seed: float, folder: Path, calm: dict[str, A
 
 
 def schedule(names: list[str], trials: int, chance: random.Random) -> list[tuple[str, float]]:
-    """So many trials, each kind as often as it should be, in random order, each with its seed."""
+    """A list of trials in random order, each with its seed; kinds occur in proportion to their weights."""
     total = sum(KINDS[name][1] for name in names)
     wanted = {name: trials * KINDS[name][1] / total for name in names}
     counts = {name: int(wanted[name]) for name in names}

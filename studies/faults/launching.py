@@ -21,8 +21,8 @@ _STARTUP_S = 60.0  # this machine may be busy
 def launch(
     plan: Plan, places: Sequence[Place] | None = None, meanwhile: Callable[[list[Any]], None] | None = None
 ) -> "Launch":
-    """All workers of a plan, from start to end."""
-    context = multiprocessing.get_context("fork")  # a trial's own process, in which nothing else runs
+    """Run all workers of a plan, from start to end."""
+    context = multiprocessing.get_context("fork")  # safe: the trial has its own process, in which nothing else runs
     Path(plan.reports).mkdir(parents=True, exist_ok=True)
     for old in Path(plan.reports).glob("*"):
         old.unlink()
@@ -53,7 +53,7 @@ def free_port() -> int:
 
 
 def _wait(plan: Plan, processes: list[Any], started: float) -> list[int]:
-    """Until all but a stopped victim have ended; returns who had to be ended."""
+    """Wait until all but a stopped victim have exited; returns the ranks that hung."""
     others = [
         rank for rank in range(plan.world_size) if rank != plan.victim or plan.fault in ("kill", "term", "raise")
     ]
@@ -64,7 +64,7 @@ def _wait(plan: Plan, processes: list[Any], started: float) -> list[int]:
 
 
 class Launch:
-    """What the workers wrote down."""
+    """The workers' reports."""
 
     def __init__(self, plan: Plan, hung: list[int]) -> None:
         folder = Path(plan.reports)
@@ -76,7 +76,7 @@ class Launch:
 
     @property
     def weights(self) -> str | None:
-        """Of all workers, if they finished with the same."""
+        """The final weights, if all workers finished with the same."""
         found = {report.get("weights") for report in self.reports.values()}
         return found.pop() if len(found) == 1 else None
 

@@ -1,6 +1,6 @@
-"""Imported once by the fork server of a campaign: its workers begin with everything loaded."""
+"""Imported once by the fork server of a campaign: its workers start with everything loaded."""
 
-import torch._dynamo  # what the first optimizer of a process imports: seconds, otherwise, in each worker
+import torch._dynamo  # the first optimizer of a process imports it, which would cost seconds per worker
 
 from gradsieve import ops
 from gradsieve_lab import cli

@@ -1,4 +1,4 @@
-"""What a trial is and what comes of it, and what all trials know of undisturbed runs."""
+"""The result of a trial, and what all trials know about undisturbed runs."""
 
 import random
 from collections.abc import Callable
@@ -21,4 +21,4 @@ class Result:
 
 
 Trial = Callable[[random.Random, Path], Result]
-CALM: dict[str, Any] = {}  # how undisturbed runs ended, by what ran
+CALM: dict[str, Any] = {}  # results of undisturbed runs, by method

@@ -1,4 +1,4 @@
-"""Scale in ranks, and soak: many virtual workers, many processes, and hours of steps, with what grows.
+"""Scale and soak tests: many virtual workers, many processes, and hours of steps; they show what grows.
 
 Run it:  python -m studies.faults.scale [--soak SECONDS] [--processes P]
 """
@@ -21,11 +21,11 @@ from gradsieve import VirtualWorld, sparsify, virtual_reducers
 from gradsieve_lab.launch import Post, run_workers
 
 N, STEPS = 20_000, 5
-COMPARE = 50  # steps from one comparison of replicas to the next
+COMPARE = 50  # steps between comparisons of replicas
 
 
 def virtual(workers: int, sparsifier: str) -> dict[str, Any]:
-    """Seconds per step of all virtual workers, and their collectives."""
+    """Measure seconds per step of all virtual workers, and their collectives."""
     world, reducers = VirtualWorld(workers), virtual_reducers(sparsifier, 0.01, world_size=workers)
     generator = torch.Generator().manual_seed(0)
     grads = [torch.randn(N, generator=generator) for _ in range(workers)]
@@ -48,7 +48,7 @@ def virtual(workers: int, sparsifier: str) -> dict[str, Any]:
 
 
 def _worker(post: Post, limit: float, pause: float) -> dict[str, Any]:
-    """Train until the time is over; replicas are compared every 50 steps."""
+    """Train until time is up; replicas are compared every 50 steps."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)))
     sieve = sparsify(model, "exdyna", density=0.05, check_every=COMPARE)
@@ -84,7 +84,7 @@ def _worker(post: Post, limit: float, pause: float) -> dict[str, Any]:
 
 
 def _slope(at: list[float], values: list[int]) -> float:
-    """Of the line of least squares; 0 for a single value."""
+    """Slope of the least-squares line; 0 for a single value."""
     return statistics.linear_regression(at, values).slope if len(set(at)) > 1 else 0.0
 
 
@@ -94,7 +94,7 @@ def measure(
     pause: Annotated[float, typer.Option(help="Seconds of sleep after each step of real processes.")] = 0.0,
     workers: Annotated[str, typer.Option(help="Virtual worlds, by size; empty: none.")] = "64,256,1024",
 ) -> None:
-    """Print what grows with the number of ranks, and with time."""
+    """Print what grows with the number of ranks and with time."""
     found: dict[str, Any] = {}
     sizes = [int(size) for size in workers.split(",") if size]
     found["virtual"] = [virtual(size, name) for name in ("exdyna", "topk") for size in sizes]

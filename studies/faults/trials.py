@@ -1,4 +1,4 @@
-"""Trials: one fault each, and what came of it."""
+"""Trials: one fault each, and its outcome."""
 
 import random
 import time
@@ -14,14 +14,14 @@ from studies.faults.worker import MODES, PHASES, Plan
 
 
 def calm(mode: str, folder: Path) -> str:
-    """The weights at the end of an undisturbed run."""
+    """The final weights of an undisturbed run."""
     weights = launch(Plan(mode, str(folder / "calm"), str(folder / "reports"))).weights
     assert weights is not None, "the undisturbed run must finish"
     return weights
 
 
 def worker_trial(fault: str) -> Trial:
-    """A worker is killed, stopped, or raises an error; the others know, and the run goes on."""
+    """A worker is killed, stopped, or raises an error; the others must notice, and the run continues."""
 
     def trial(chance: random.Random, folder: Path) -> Result:
         mode, phase = chance.choice(MODES), chance.choice(PHASES)
@@ -74,12 +74,12 @@ def _wrong(plan: Plan, done: Launch, known: float) -> str:
 
 
 def _by_ddp(report: dict[str, Any]) -> bool:
-    """Whether a worker was in a collective of DDP's own: it rebuilds its buckets in the second step."""
+    """Whether a worker was in one of DDP's own collectives: DDP rebuilds its buckets in the second step."""
     return report["outcome"] == "RuntimeError" and "_pre_forward" in report["in"]
 
 
 def link_trial(chance: random.Random, folder: Path) -> Result:
-    """A link is down for a while or for ever, or loses nine tenths of its rate."""
+    """A link is down for a while or forever, or loses nine tenths of its rate."""
     how = chance.choice(["down 1 s", "down 10 s", "down for ever", "a tenth of its rate"])
     mode, kind = chance.choice(MODES), "a link fails"
     plan = Plan(mode, str(folder / "checkpoint"), str(folder / "reports"), pause=0.3, timeout=6.0)

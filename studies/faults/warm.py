@@ -1,6 +1,6 @@
-"""Commands that start at once: forked from a process that has torch loaded, where a shell would load it again.
+"""Commands that start quickly: forked from a process that has torch loaded, where a shell would load it again.
 
-All else is as it is: processes, sessions, signals, sockets, files. Loading torch is most of the cost of a trial.
+Processes, sessions, signals, sockets and files are real. Loading torch is most of the cost of a trial.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ _spawn = util.spawnv_passfds
 
 
 def start(words: Sequence[str], log: Path, server: Path) -> Any:
-    """`gradsieve WORDS` as a process in a session of its own; the number of its fork server goes to `server`."""
+    """Start `gradsieve WORDS` in a process and session of its own; its fork server's pid is written to `server`."""
     process = multiprocessing.get_context("fork").Process(target=_command, args=(list(words), log, server))
     process.start()
     return process
@@ -37,7 +37,7 @@ def _command(words: list[str], log: Path, server: Path) -> None:
 
 
 def _spawned(path: bytes, args: Sequence[Any], keep: Sequence[int], server: Path) -> int:
-    """As `multiprocessing.util.spawnv_passfds`, where a fork server comes from a fork without exec."""
+    """As `multiprocessing.util.spawnv_passfds`, but a fork server is forked without exec."""
     if _FORK_SERVER not in str(args[-1]):
         return _spawn(path, args, keep)
     pid = os.fork()
@@ -48,7 +48,7 @@ def _spawned(path: bytes, args: Sequence[Any], keep: Sequence[int], server: Path
 
 
 def _serve(program: str, keep: Sequence[int]) -> NoReturn:
-    """Run a fork server with the files it was given, and no others, as after exec."""
+    """Run a fork server with the given files open and no others, as after exec."""
     try:
         for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
             signal.signal(name, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Replicas that share weights under torchft's manager, which says who is there: one dies, the others regroup.
+"""Replicas that share weights under torchft's manager, which reports who is alive: one dies, the others regroup.
 
 Run it:  python -m studies.faults.with_torchft        (pip install torchft)
 """
@@ -30,7 +30,7 @@ def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
 
 
 def replica(rank: int, lighthouse: str, folder: str) -> None:
-    """The process of one replica; every membership that the manager names is a process group of its own."""
+    """Process body of one replica; every membership that the manager reports gets its own process group."""
     logging.disable(logging.INFO)
     torchft = importlib.import_module("torchft")
     groups = importlib.import_module("torchft.process_group")

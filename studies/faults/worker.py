@@ -1,4 +1,4 @@
-"""One worker of a trial: it trains, meets its fault at a chosen moment, and writes down what it saw."""
+"""One worker of a trial: it trains, triggers its fault at a chosen moment, and writes a report."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ _RATE = 0.05
 
 
 class Injected(RuntimeError):
-    """The fault of a trial, where it is an error."""
+    """The fault of a trial, if it is an error."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Plan:
     steps: int = 9
     save_every: int = 3
     timeout: float = 3.0
-    victim: int = -1  # rank that meets the fault; -1: none
+    victim: int = -1  # rank with the fault; -1: none
     phase: str = ""
-    count: int = 1  # how often the victim is in that phase before
+    count: int = 1  # the fault occurs the nth time the victim reaches that phase
     fault: str = ""
-    regroup: bool = False  # survivors go on without the victim
+    regroup: bool = False  # survivors continue without the victim
     pause: float = 0.0  # seconds between steps
-    port: int = 0  # of the store in rank 0, as env:// has it; 0: the store is a file
+    port: int = 0  # of the store in rank 0, as with env://; 0: the store is a file
 
 
 class Trap:
-    """Lies in wait for the victim."""
+    """Triggers the fault when the victim reaches the chosen phase."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan, self.left = plan, plan.count if rank == plan.victim else 0
@@ -68,7 +68,7 @@ class Trap:
                 time.sleep(0.2)  # a signal may take a moment
 
     def before(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that passes the trap first."""
+        """Wrap a function so that it reaches the trap first."""
 
         def passing(*arguments: Any, **keywords: Any) -> Any:
             self.reach(phase)
@@ -78,7 +78,7 @@ class Trap:
 
 
 class TrappedWatch:
-    """A watch that the trap sees, too."""
+    """A watch that reports its phases to the trap."""
 
     owns_group = True
 
@@ -107,7 +107,7 @@ def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
 
 
 def enter(rank: int, store: str, plan: Plan, place: Place) -> None:
-    """The process of one worker."""
+    """Process body of one worker."""
     place.enter()
     torch.set_num_threads(1)
     trap, report = Trap(plan, rank), {"outcome": "finished", "rank": rank}
@@ -195,7 +195,7 @@ class Worker:
         self.sieve.save(self.folder, extra)
 
     def _go_on(self) -> dict[str, Any]:
-        """Without the victim, in a group of the survivors."""
+        """Continue without the victim, in a group of the survivors."""
         rank = self.rank - (self.rank > self.plan.victim)
         dist.destroy_process_group()
         store = Path(self.plan.reports) / "store-of-survivors"

@@ -1,4 +1,4 @@
-"""Experiments that end in a verdict, one a module."""
+"""Experiments that end in a verdict, one per module."""
 
 from studies.reproduce import (
     ablation,

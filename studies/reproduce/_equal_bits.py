@@ -1,7 +1,7 @@
 """Hard threshold at equal bits: the threshold that sends, over a whole run, as many elements as Top-k does.
 
-It is found by rehearsals of the run: the same batches, the same optimizer, but all workers' gradients in one matrix
-and no collective, which is several times as fast. The run itself then says what was really sent.
+It is found by rehearsals of the run: the same batches and optimizer, but all workers' gradients in one matrix and
+no collective, which is several times as fast. The run itself then shows what was really sent.
 """
 
 import math
@@ -27,7 +27,7 @@ FARTHEST, STEEPNESS = math.log(100), -0.1  # of a step in logarithms; of the slo
 
 @dataclass(frozen=True)
 class Tuned:
-    """A threshold and the elements it sent in its rehearsal, of those wanted. `tries`: 1 if the first would do."""
+    """A threshold, and the elements its rehearsal sent over those wanted. `tries`: 1 if the first one worked."""
 
     threshold: float
     ratio: float
@@ -35,9 +35,9 @@ class Tuned:
 
 
 def equal_bits(shelf: Shelf, name: str, settings: Settings, k: int, first: float, enough: float) -> Tuned:
-    """The threshold for a run that is to send k elements a worker and step on average; kept on the shelf.
+    """The threshold with which a run sends k elements per worker and step on average; cached on the shelf.
 
-    first: the threshold that is tried before others, and taken if its total is within the fraction `enough`.
+    first: the threshold to try first; it is used if its total is within the fraction `enough`.
     """
 
     def find() -> dict[str, Any]:
@@ -48,9 +48,9 @@ def equal_bits(shelf: Shelf, name: str, settings: Settings, k: int, first: float
 
 
 def search(elements: Callable[[float], float], wanted: float, first: float, enough: float) -> Tuned:
-    """By false position in logarithms; until there is one threshold on each side, by the slope of the last two.
+    """By false position in logarithms; until there is a threshold on each side, by the slope of the last two.
 
-    What is sent is first taken to fall as 1 / threshold.
+    At first the number of elements is assumed to fall as 1 / threshold.
 
     >>> search(lambda threshold: 600 / threshold, wanted=200, first=1.0, enough=0.05)
     Tuned(threshold=3.0, ratio=1.0, tries=2)
@@ -89,7 +89,7 @@ class Rehearsal:
         self.check = check
 
     def elements(self, threshold: float) -> float:
-        """How many a worker sends over the whole run, the mean over workers."""
+        """Elements that a worker sends over the whole run, mean over workers."""
         model = self.task.make_model()
         self.task.start(model)
         optimizer = make_optimizer(model, self.settings)

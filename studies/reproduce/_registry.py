@@ -16,7 +16,7 @@ FULL, QUICK = 200, 60  # steps
 
 
 def every_method() -> list[str]:
-    """All of the library that choose, the oracle, and ExDyna as released."""
+    """All sparsifiers of the library that select, the oracle, and ExDyna as released."""
     return [*(name for name in SPARSIFIERS if name != DENSE and name not in STUDIED), "oracle", RELEASE]
 
 
@@ -25,7 +25,7 @@ def steps_of(quick: bool) -> int:
 
 
 def training(workers: int, steps: int, density: float = DENSITY, seed: int = 0, skew: float = 0.0) -> Settings:
-    """One real training, evaluated before and after only."""
+    """Settings of one real training run, evaluated only before and after."""
     return Settings(
         TASK,
         dataset=dataset(TASK, DATASET),
@@ -46,9 +46,9 @@ def ratios(run: Run) -> list[float]:
 
 
 def overlaps(run: Run) -> list[float]:
-    """Union over the mean number of positions that a worker put forward: 1 if all picked the same, P if none did.
+    """Union over the mean number of positions that a worker picked: 1 if all pick the same, P if none overlap.
 
-    Steps in which nobody picked anything say nothing.
+    Steps in which nobody picked anything are left out.
     """
     workers = run.settings["workers"]
     return [line.union * workers / line.selected for line in run.steps if line.selected]
@@ -60,7 +60,7 @@ def off(values: Sequence[float]) -> float:
 
 
 def words_on_data(run: Run) -> str:
-    """The task in words, with the data set that was used."""
+    """A description of the task, with the data set used."""
     settings = run.settings
     real = settings["dataset"] == DATASET
     return (

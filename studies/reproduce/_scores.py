@@ -1,4 +1,4 @@
-"""How well runs ended, on a scale on which runs with other seeds can be averaged."""
+"""Final scores of runs, on a scale on which runs with different seeds can be averaged."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ TINY = 1e-15  # below it a difference is rounding
 
 @dataclass(frozen=True)
 class Scale:
-    """Points of a metric of which more is better, powers of ten of one of which less is: more is better in both."""
+    """Points if more is better, powers of ten if less is better: a higher score is always better."""
 
     metric: Metric
 
@@ -45,7 +45,7 @@ def score(run: Run, late: int = 1) -> float:
 
 
 def gain(scores: Sequence[float], base: Sequence[float]) -> tuple[float, float | None]:
-    """The mean difference of runs with the same seeds, and its standard error, None where it has no meaning.
+    """Mean difference of runs with the same seeds, and its standard error, or None if there is none.
 
     >>> gain([2.0, 4.0], [1.0, 1.0])
     (2.0, 1.0)

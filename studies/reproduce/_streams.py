@@ -1,8 +1,8 @@
-"""Gradients out of a generator, through real reducers: no model, no training.
+"""Generated gradients through real reducers: no model, no training.
 
-Every worker's gradient is a signal that all share and noise of its own. Both are cut, at places drawn in every
-step, out of one long normal sequence: as good as fresh numbers at any single position, and much cheaper. A profile
-makes parts of the vector louder.
+Every worker's gradient is a shared signal plus its own noise. Both are slices of one long normal sequence, at
+offsets drawn in every step: as good as new numbers at any single position, and much cheaper. A profile makes parts
+of the vector larger.
 """
 
 import itertools
@@ -19,13 +19,13 @@ from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds import VirtualWorld
 from gradsieve_lab.runs.methods import parse_method
 
-LAYERS, HOT, HOTTER = 10, 3, 100.0  # of ten layers alike one, the fourth, is so many times louder
+LAYERS, HOT, HOTTER = 10, 3, 100.0  # scale of the fourth of ten equal layers, relative to the others
 _SIGNAL, _NOISE = 0.5, 1.0
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Gradients of n elements for some workers; the same for the same fields."""
+    """Gradients of n elements for some workers; equal fields give equal gradients."""
 
     n: int
     workers: int
@@ -35,17 +35,17 @@ class Stream:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the layers."""
+        """Sizes of the layers."""
         edges = [layer * self.n // LAYERS for layer in range(LAYERS + 1)]
         return [behind - first for first, behind in itertools.pairwise(edges)]
 
     def profile(self) -> Tensor:
-        """How loud each element is."""
+        """The scale of each element."""
         louder = [HOTTER if self.skewed and layer == HOT else 1.0 for layer in range(LAYERS)]
         return self.scale * torch.tensor(louder).repeat_interleave(torch.tensor(self.sizes))
 
     def steps(self, count: int) -> Iterator[list[Tensor]]:
-        """One gradient a worker, step after step."""
+        """One gradient per worker, step after step."""
         chance = torch.Generator().manual_seed(self.seed)
         pool = torch.randn(2 * self.n, generator=chance)
         profile = self.profile()
@@ -73,7 +73,7 @@ def play(
     weigh_last: int = 0,
     before_step: Callable[[], None] = lambda: None,
 ) -> list[Done]:
-    """Reduce a stream with a method as `parse_method` reads it; what the last steps caught is weighed."""
+    """Reduce a stream with a method as `parse_method` reads it; captured energy is measured in the last steps."""
     parsed = parse_method(method, density)
     reducers = virtual_reducers(
         parsed.name,
@@ -97,12 +97,12 @@ def play(
 
 
 def _owed(reducers: Sequence[SparseReducer], sent: Tensor) -> Tensor:
-    """The sum over workers of what they chose from: nothing is lost, so it is what was sent and what is left."""
+    """The sum of all accumulators: nothing is lost, so it equals what was sent plus what remains."""
     return torch.stack([sent, *(reducer.residual for reducer in reducers)]).sum(0)
 
 
 def captured(owed: Tensor, sent: Tensor, count: int) -> float:
-    """The sent elements' sum of squares, over that of the `count` largest there were.
+    """The sum of squares of the sent elements, over that of the `count` largest elements.
 
     >>> captured(torch.tensor([3.0, 4.0, 0.0]), torch.tensor([3.0, 0.0, 0.0]), 1)
     0.5625
@@ -118,6 +118,6 @@ def imbalances(done: Sequence[Done]) -> list[float]:
 
 
 def imbalance_by_chance(count: int, workers: int, draws: int = 1000) -> float:
-    """The mean imbalance if each of `count` elements fell to a worker by chance, all of them alike."""
+    """The mean imbalance if each of `count` elements were assigned to a worker uniformly at random."""
     drawn = np.random.default_rng(0).multinomial(count, [1 / workers] * workers, size=draws)
     return float((drawn.max(1) * workers / count).mean())

@@ -1,4 +1,4 @@
-"""What each part of ExDyna is good for: without it, the metric that it serves gets worse."""
+"""What each part of ExDyna contributes: without it, the metric that it serves gets worse."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ BLOCKS, QUICK_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096), (64, 512, 4096)
 
 @dataclass(frozen=True)
 class Trained:
-    """One training, or the mean of several."""
+    """One training run, or the mean of several."""
 
     total_error: float
     residual_norm: float  # at the end
@@ -91,7 +91,7 @@ def _mean(runs: Sequence[Run]) -> Trained:
 
 
 def judge(found: Measured) -> Finding:
-    """One check for each part that was taken out."""
+    """One check per part that was removed."""
     errors = {
         shards: (found.rotation[shards, STILL].total_error, found.rotation[shards, WHOLE].total_error)
         for shards in dict.fromkeys(shards for shards, _ in found.rotation)

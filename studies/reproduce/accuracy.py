@@ -19,7 +19,7 @@ from studies.reproduce.shelf import Shelf, dataset
 
 EXDYNA = "exdyna"
 DENSITY, WORKERS = 0.01, 4
-METHODS = {  # `share` has eight-bit values, and as many more of them as take the same bytes
+METHODS = {  # `share` sends eight-bit values, and as many more of them as fit into the same bytes
     DENSE: "dense",
     EXDYNA: "exdyna",
     SHARE: f"share:values=fp8:density={2.7 * DENSITY}:noise=averaged",
@@ -27,9 +27,9 @@ METHODS = {  # `share` has eight-bit values, and as many more of them as take th
 }
 POINT = 0.01  # of an accuracy or a hit rate
 FEWER = 10.0  # times
-RATE = 100e6  # bits a second of the link that is modelled
+RATE = 100e6  # bits per second of the modelled link
 EVALUATIONS = 8
-LEARNED = 0.1  # part of the start's metric: where dense gained less, there is little to be behind of
+LEARNED = 0.1  # fraction of the initial metric: if dense gained less, there is little to compare
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ QUICK = (  # embedded data, as small as they are
 
 @dataclass(frozen=True)
 class Claim:
-    """Whose end is compared with dense's; `part` of dense's perplexity, which has no points, stands for one."""
+    """The method compared with dense at the end; for a perplexity, one point is the fraction `part` of dense's."""
 
     method: str
     name: str
@@ -74,7 +74,7 @@ PAPERS, OF_WEIGHTS = Claim(EXDYNA, "ExDyna", 0.01), Claim(SHARE, "share", 0.03)
 
 @dataclass(frozen=True)
 class Curve:
-    """One method of one task: the metric, bytes of a worker and modelled seconds, at every evaluation."""
+    """One method of one task: the metric, bytes per worker and modelled seconds at every evaluation."""
 
     method: str
     values: list[float | None]
@@ -132,7 +132,7 @@ def outcome_of(title: str, runs: dict[str, Run]) -> Outcome:
 
 
 def curve_of(name: str, run: Run) -> Curve:
-    """Computing takes the run's median step, each worker on a machine of its own; sending follows it."""
+    """Each step takes the run's median computing time, each worker on its own machine; then it sends."""
     step = median(line.seconds["step"] or 0.0 for line in run.steps)
     sent = [line["bytes"] for line in run.metrics]
     seconds = [line["step"] * step + 8 * bytes / RATE for line, bytes in zip(run.metrics, sent, strict=True)]
@@ -168,13 +168,13 @@ def _check(outcome: Outcome, claim: Claim) -> Check:
 
 
 def lag(metric: Metric, dense: float, ours: float) -> float:
-    """How far ours is behind dense: in the metric itself, or of a perplexity as a part of dense's."""
+    """How far ours is behind dense: in the metric itself, or for a perplexity as a fraction of dense's."""
     return dense - ours if metric.higher_is_better else ours / dense - 1
 
 
 def _figures(outcome: Outcome) -> list[Figure]:
     curves, key = outcome.curves.values(), outcome.title.lower().split("-")[0]
-    # On a logarithmic axis there is no place for what came before the first byte.
+    # A logarithmic axis cannot show points before the first byte.
     by_bytes = [Line(each.method, each.bytes[1:], each.values[1:]) for each in curves if each.bytes[1]]
     by_time = [Line(each.method, each.seconds, each.values) for each in curves]
     modelled = (
@@ -227,7 +227,7 @@ def _note(outcomes: Sequence[Outcome], claim: Claim) -> str:
 
 
 def _reason(outcome: Outcome, claim: Claim) -> str:
-    """What the curves say of a run that is behind: does the distance still shrink, and how often was there news?"""
+    """Details of a run that is behind: does the gap still shrink, and how often were parameters sent?"""
     dense, ours = outcome.curves[DENSE].values, outcome.curves[claim.method].values
     lags = [lag(outcome.metric, d, o) for d, o in zip(dense, ours, strict=True) if d is not None and o is not None]
     if len(lags) < len(dense):
@@ -242,7 +242,7 @@ def _reason(outcome: Outcome, claim: Claim) -> str:
 
 
 def _little(outcome: Outcome) -> str:
-    """A warning where dense learned so little that being as good says little."""
+    """A warning if dense learned so little that matching it means little."""
     first, last = outcome.curves[DENSE].values[0], outcome.curves[DENSE].last
     if first is None or last is None or abs(last - first) >= LEARNED * first:
         return ""

@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a figure, or one bar a label if the figure has `bars`."""
+    """A line of a figure, or one bar per label if the figure has `bars`."""
 
     label: str
     x: list[float]
@@ -37,7 +37,7 @@ class Line:
 
 
 def thinned(label: str, x: Sequence[float], y: Sequence[float | None]) -> Line:
-    """A line of not too many points: every so-many-th."""
+    """A line thinned to every nth point, so that there are not too many."""
     stride = -(-len(x) // POINTS)
     return Line(label, list(x[::stride]), list(y[::stride]))
 
@@ -67,7 +67,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an experiment found. `note` says under which conditions and, where it failed, what was seen and why."""
+    """What an experiment found. `note` gives the conditions and, if it failed, what was observed and why."""
 
     checks: list[Check]
     figures: list[Figure] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One id. `run` takes what it needs from the shelf, which does not repeat what is there already."""
+    """One experiment. `run` gets its runs from the shelf, which does not repeat finished ones."""
 
     id: str
     source: str  # a key of SOURCES

@@ -1,4 +1,4 @@
-"""Does Top-k lose more accuracy against dense training when batches are larger? The same epochs, so fewer steps."""
+"""Does Top-k lose more accuracy relative to dense training with larger batches? The same epochs, so fewer steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -16,25 +16,25 @@ DENSITY, WORKERS, BATCH = 0.001, 4, 8
 TOPK, EXDYNA = "topk", "exdyna"
 FEW = (DENSE, TOPK, "cltk", EXDYNA)  # where it must be quick
 PHASES = ("forward", "backward", "select", "communicate")
-SETTLED = 12  # first steps that do not count: sparsifiers look at more in them
+SETTLED = 12  # initial steps that do not count: sparsifiers search more in them
 LARGEST, LONGER = 0.5, 3.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The model's width, as a part of VGG-16's, and the steps of a run."""
+    """The model's width, as a fraction of VGG-16's, and the steps of a run."""
 
     width: float
     steps: int
 
 
 FULL, QUICK = Sizes(0.5, 60), Sizes(0.375, 24)
-LIMIT = 256  # images: no more are needed to see what a step takes
+LIMIT = 256  # images: enough to time a step
 
 
 @dataclass(frozen=True)
 class Phases:
-    """One method: milliseconds of a step, and how much of the gradient it sent."""
+    """One method: milliseconds per step, and how much of the gradient it sent."""
 
     method: str
     forward: float
@@ -70,7 +70,7 @@ def phases_of(run: Run) -> Phases:
     """Medians over the steps that count."""
     steps = run.steps[SETTLED:]
     ms = {phase: median(line.seconds[phase] or 0.0 for line in steps) * 1e3 for phase in PHASES}
-    if is_hook(run.settings["sparsifier"]):  # what such a hook does by itself is to begin to send
+    if is_hook(run.settings["sparsifier"]):  # all that such a hook does itself is start sending
         ms |= {"select": 0.0, "communicate": ms["select"] + ms["communicate"]}
     return Phases(run.name, **ms, density=fmean(line.density for line in steps))
 

@@ -1,4 +1,4 @@
-"""What selecting costs a worker, against the size of the gradient and the number of workers: sort, scan, ExDyna."""
+"""A worker's selection cost against the size of the gradient and the number of workers: sort, scan, ExDyna."""
 
 import math
 import time
@@ -37,9 +37,9 @@ from studies.reproduce.shelf import Shelf
 
 DENSITY = 0.001
 WORKERS = (1, 2, 4, 8, 16)
-USUAL = 8  # workers of ExDyna where the size of the gradient is what changes
-SETTLED = 14  # steps after which ExDyna has left its first ones, which look at more, behind it
-SLACK = 1 << 16  # a step's vector begins anywhere in so many elements: another one each time, without a copy
+USUAL = 8  # ExDyna's workers when the gradient's size varies
+SETTLED = 14  # steps until ExDyna is past its initial ones, which search more
+SLACK = 1 << 16  # a step's vector begins at a random offset below this: a new one each time, without a copy
 SORT, TOPK, SCAN, PLAIN, EXDYNA = "sort", "Top-k", "scan", "scan by torch.where", "ExDyna"
 ADD, FUSED = "accumulate", "accumulate, with ExDyna's scan in it"
 FALLS = (-1.3, -0.7)  # the exponent of P in ExDyna's time; 1/P is -1
@@ -48,7 +48,7 @@ CONSTANT, APART = 1.3, 3.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """How long gradients are, how long the one is that P workers share, and how often all is repeated."""
+    """Sizes of gradients, the size of the one that P workers share, and the number of repetitions."""
 
     lengths: tuple[int, ...]
     length: int
@@ -57,7 +57,7 @@ class Sizes:
 
 FULL = Sizes((1_000_000, 2_500_000, 5_000_000, 10_000_000, 25_000_000), 25_000_000, 7)
 QUICK = Sizes((1_000_000, 2_000_000, 4_000_000), 16_000_000, 3)
-OFTEN = 12  # times a round, where a time is so short that chance rules; sorting is done once
+OFTEN = 12  # repetitions per round for times so short that chance dominates; sorting is done once
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class FullSort(Sparsifier[State]):
 
 @dataclass(frozen=True)
 class PlainScan(HardThreshold):
-    """The scan as one writes it in torch."""
+    """The scan as usually written in torch."""
 
     def window(self, state: HardThresholdState, step: Step) -> Window:
         return NOTHING
@@ -91,7 +91,7 @@ class PlainScan(HardThreshold):
 
 
 class Team:
-    """Virtual workers that select from accumulators they are handed, and send nothing."""
+    """Virtual workers that select from given accumulators, and send nothing."""
 
     def __init__(self, sparsifier: Sparsifier[Any], n: int, workers: int, acting: int) -> None:
         self.world, self.sparsifier = VirtualWorld(acting), sparsifier
@@ -114,7 +114,7 @@ class Team:
 def _selection(
     sparsifier: Sparsifier[Any], state: State, acc: Tensor, step: Step, ledger: Ledger
 ) -> Program[tuple[float, State]]:
-    """All that decides what to send, once the accumulator is there: the scan of the window, and the choice."""
+    """The selection, given the accumulator: the scan of the window, and the choice."""
     clock = Clock(ledger)
     hits = ops.select_above(acc, *sparsifier.window(state, step))
     selection = yield from sparsifier.select(state, acc, hits, step)
@@ -126,7 +126,7 @@ def _selection(
 
 
 class Bench:
-    """All cases for gradients of n elements, of which there is another one in every step."""
+    """All cases for gradients of n elements, with a new gradient in every step."""
 
     def __init__(self, n: int) -> None:
         self.n, self.pool = n, torch.randn(n + SLACK, generator=torch.Generator().manual_seed(n))
@@ -138,7 +138,7 @@ class Bench:
         return self.pool[start : start + self.n]
 
     def case(self, method: str, workers: int) -> Callable[[], list[float]]:
-        """A function that does one step and says how many milliseconds each worker took."""
+        """A function that does one step and returns the milliseconds of each worker."""
         if method in (ADD, FUSED):
             return partial(self._add, self.n // workers if method == FUSED else 0)
         sparsifiers: dict[str, Sparsifier[Any]] = {
@@ -148,14 +148,14 @@ class Bench:
             PLAIN: PlainScan(self.threshold),
             EXDYNA: ExDyna(),
         }
-        # Only ExDyna's workers must talk to know what to pick: of the others one is enough.
+        # Only ExDyna's workers communicate to pick: for the others one worker is enough.
         team = Team(sparsifiers[method], self.n, workers, workers if method == EXDYNA else 1)
         for _ in range(SETTLED if method == EXDYNA else 0):
             team.select(self.gradient)
         return partial(team.select, self.gradient)
 
     def _add(self, stop: int) -> list[float]:
-        """What a step does anyway, to the whole vector, with a scan of its first elements in the same pass."""
+        """The pass over the whole vector that every step needs, with a scan of its first elements in it."""
         self.residual.zero_()
         grad, started = self.gradient(), time.perf_counter()
         ops.accumulate_select_(self.residual, grad, self.threshold, 0, stop)
@@ -165,7 +165,7 @@ class Bench:
 def measure(
     n: int, methods: Sequence[tuple[str, int]], rounds: int, check: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """Methods, each with its number of workers, in turn within each round."""
+    """Time the methods, each with its number of workers, in turn within each round."""
     bench = Bench(n)
     times: dict[tuple[str, int], list[float]] = {}
     with _one_thread():
@@ -174,7 +174,7 @@ def measure(
             for (method, workers), step in cases.items():
                 check()
                 found = [ms for _ in range(1 if method in (SORT, TOPK) else OFTEN) for ms in step()]
-                if round_:  # the first one compiles, and touches memory for the first time
+                if round_:  # the first one compiles kernels and touches memory for the first time
                     times.setdefault((method, workers), []).extend(found)
     return [
         {"method": method, "n": n, "workers": workers, "ms": median(found)}

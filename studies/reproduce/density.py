@@ -1,4 +1,4 @@
-"""Is the density what was asked for, and does it stay so with more workers? Every sparsifier, one task."""
+"""Does the density match the target, also with more workers? Every sparsifier, one task."""
 
 import itertools
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ Found = Mapping[tuple[str, int], Measured]
 
 
 def measure(shelf: Shelf) -> tuple[Found, str]:
-    """Every method with every number of workers, and the conditions in words."""
+    """Run every method with every number of workers; also returns the conditions in words."""
     workers = QUICK_WORKERS if shelf.quick else WORKERS
     usual = steps_of(shelf.quick)
     longer = QUICK_RELEASE_STEPS if shelf.quick else RELEASE_STEPS
@@ -209,7 +209,7 @@ def _methods(found: Found) -> list[str]:
 
 
 def _factor(ratio: float) -> float:
-    """How many times off, to either side."""
+    """By what factor it is off, in either direction."""
     return max(ratio, 1 / ratio) if ratio else float("inf")
 
 

@@ -1,8 +1,8 @@
 """Does the density hold at every step, and what does a budget buy? On several tasks, beside other methods.
 
-Steady and budget run with 4, 8 and 16 workers at two densities; the other methods in one of these cells, the case's
-own, and some with the first seed only. All but dense send as many bytes there as steady does, or as many elements
-where they need no histograms.
+Steady and budget run with 4, 8 and 16 workers at two densities; the other methods in one of these cells only, the
+case's own, some with the first seed only. There all but dense send as many bytes as steady, or as many elements if
+they need no histograms.
 """
 
 import math
@@ -64,9 +64,9 @@ class Case:
     methods: tuple[str, ...] = tuple(METHODS)
     width: float = 1.0
     batch: int = 0
-    seeds: int = 12  # of steady and budget, whose metrics differ by less than those of two seeds
+    seeds: int = 12  # of steady and budget, whose metrics differ less than two seeds do
     evaluations: int = 8
-    late: int = 1  # of the evaluations, so many at the end count
+    late: int = 1  # evaluations at the end that count
 
 
 LEADING = (STEADY, BUDGET, BF16, FP8, ORACLE)
@@ -82,7 +82,7 @@ CASES = {
     "lstm": Case("lstm", "tiny_shakespeare", 0.001, 4, methods=LEADING, seeds=3, evaluations=1),
     "wikitext": Case("lstm", "wikitext-2", 0.001, 4, (), LEADING, width=0.05, batch=2, seeds=3, evaluations=1),
 }
-SLOW = ("cnn", "lstm", "wikitext")  # minutes each, also with few steps: only by name where it must be quick
+SLOW = ("cnn", "lstm", "wikitext")  # minutes each, even with few steps: in a quick run only if named
 FULL, QUICK = (480, range(12)), (60, range(1))  # steps and seeds
 
 
@@ -137,7 +137,7 @@ def cells(case: Case, quick: bool) -> Iterable[tuple[int, float, str]]:
 
 
 def _seeds(case: Case, workers: int, density: float, method: str) -> int:
-    """How many seeds there are of this: of what is judged, more."""
+    """The number of seeds: more for what is judged."""
     if (workers, density) != (case.workers, case.density):
         return 1
     if method in (STEADY, BUDGET):
@@ -159,7 +159,7 @@ def settings(shelf: Shelf, case: Case, workers: int, density: float, method: str
         eval_every=steps // case.evaluations,
         save=False,
     )
-    # Narrow values get more elements for their bytes; of Top-k's own picks, every worker sends that many.
+    # Narrow values fit more elements into the same bytes; with Top-k's own picks, every worker sends that many.
     more = {METHODS[name]: times for name, times in MORE_ELEMENTS.items()}
     density *= {**more, METHODS[TOPK]: 1 / workers}.get(method, 1)
     return base.with_method(parse_method(method, density))
@@ -180,10 +180,10 @@ def _one(
 
 
 def _tuned(shelf: Shelf, case: Case, workers: int, density: float, seed: int, steady: Run) -> Run:
-    """The constant threshold that sends as much as steady does: what someone who knew the run would take."""
+    """The constant threshold that sends as much as steady: the choice of someone who knew the run beforehand."""
 
     def run(threshold: float) -> Run:
-        edge = ops.bin_edge(ops.bin_of(threshold))  # what it is rounded to: so no two runs are the same
+        edge = ops.bin_edge(ops.bin_of(threshold))  # rounded, so that no run is repeated
         return shelf.run(settings(shelf, case, workers, density, METHODS[CONSTANT].format(edge), seed))
 
     first = median(line.threshold for line in steady.steps if line.threshold)
@@ -230,7 +230,7 @@ def judge(rows: Sequence[Row]) -> list[Check]:
     if not pairs:
         return []
     steady, budget = [one for one, _ in pairs], [other for _, other in pairs]
-    # Training that diverged did not do its steps: those that are skipped are not of the budget.
+    # Training that diverged did not complete its steps: skipped ones do not count for the budget.
     whole = [row for row in budget if math.inf not in row.losses] or budget
     worst = max(whole, key=lambda row: abs(row.worst_sent - 1))
     checks = [
@@ -288,12 +288,12 @@ def _judge_quality(case: str, rows: Sequence[Row]) -> list[Check]:
 
 
 def _mean(row: Row) -> float:
-    """The metric that has the mean score."""
+    """The metric that corresponds to the mean score."""
     return Scale(row.metric).value(fmean(row.scores))
 
 
 def _ratio(steady: Row, other: Row) -> float:
-    """Of total errors, over the seeds that both have; not finite if training diverged."""
+    """Ratio of total errors, over the seeds that both have; not finite if training diverged."""
     both = min(len(steady.total_errors), len(other.total_errors))
     base = fmean(steady.total_errors[:both])
     return fmean(other.total_errors[:both]) / base if 0 < base < math.inf else math.nan

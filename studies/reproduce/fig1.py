@@ -58,11 +58,11 @@ class Curve:
 
     epochs: list[float]  # of the evaluations
     gaps: list[float]  # f - f*
-    bits: list[float]  # that a worker had sent by then, the mean over workers
+    bits: list[float]  # bits sent by then, mean over workers
     errors: list[float]  # mean ||e||^2, after every step
 
     def early(self) -> float:
-        """The median of f - f* in the first epochs: with one sample a step, single values jump."""
+        """The median of f - f* in the first epochs: with one sample per step, single values are noisy."""
         return median(
             gap for epoch, gap in zip(self.epochs, self.gaps, strict=True) if EARLY[0] <= epoch <= EARLY[1]
         )
@@ -73,13 +73,13 @@ class Curve:
         return median(gap for epoch, gap in zip(self.epochs, self.gaps, strict=True) if epoch >= last)
 
     def bits_to(self, goal: float) -> float | None:
-        """Sent when f - f* was first seen at the goal; None if it never was."""
+        """Bits sent when f - f* first reached the goal; None if it never did."""
         return next((sent for sent, gap in zip(self.bits, self.gaps, strict=True) if gap <= goal), None)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One data set: its curves by method, and what else judging takes."""
+    """One data set: its curves by method, and what else the criteria need."""
 
     name: str
     features: int
@@ -104,7 +104,7 @@ class Measured:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Those whose data are there; the first of them where it must be quick."""
+    """Cases whose data are available; only the first of them in a quick run."""
     found = [
         case
         for case in (QUICK if quick else FULL)
@@ -134,7 +134,7 @@ def measure(shelf: Shelf, case: Case) -> Measured:
             "density": case.k / features,
         }
     )
-    # A threshold published for other data is no more than a first guess.
+    # A threshold published for other data is only a first guess.
     enough = EQUAL if case.dataset != "synthetic" else 0.0
     tuned = equal_bits(shelf, f"{name}-e{case.epochs}-threshold", settings, case.k, case.threshold / gamma, enough)
     methods = {
@@ -175,7 +175,7 @@ def _in_use(tuned: Tuned, case: Case, gamma: float) -> float:
 
 
 def _curve(run: Run, each: int, gamma: float) -> Curve:
-    """A worker's bits: 64 for an element with its position; all values without positions for SGD."""
+    """Bits per worker: 64 for an element with its position; for SGD all values without positions."""
     n, sent, total = run.header["n"], [0.0], 0.0
     for line in run.steps:
         total += bits(n, "values") if run.settings["sparsifier"] == "dense" else bits(line.selected) / WORKERS
@@ -328,13 +328,13 @@ def _sent(value: float | None) -> str:
 
 
 def _line(label: str, x: Sequence[float], y: Sequence[float]) -> Line:
-    """Thinned, and without what a logarithmic axis cannot show."""
+    """A thinned line, without what a logarithmic axis cannot show."""
     shown = [(a, b if 0 < b < math.inf else None) for a, b in zip(x, y, strict=True) if a > 0]
     return thinned(label, [a for a, _ in shown], [b for _, b in shown])
 
 
 def _note(found: Sequence[Measured]) -> str:
-    """The conditions, and what they leave room for."""
+    """The conditions, and their limits."""
     lines = [each.about() for each in found]
     for each in found:
         if each.threshold > each.way:

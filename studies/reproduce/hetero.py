@@ -18,14 +18,14 @@ from studies.reproduce.shelf import Shelf, dataset
 
 DENSE, TOPK, HARD = "dense", "Top-k", "hard threshold"
 EVEN, SKEWED = 0.0, 1.0  # `skew` of the shards: at 1 each has one label, or two
-EVALUATIONS, LATE = 20, 5  # in a run; how many of the last ones count
+EVALUATIONS, LATE = 20, 5  # per run; how many at the end count
 WORKERS = 10
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One method on shards of one kind: by seed, a score of which more is better, and the elements it sent."""
+    """One method on one kind of shards: by seed, a score (higher is better) and the elements sent."""
 
     scores: list[float]
     sent: list[float]
@@ -52,7 +52,7 @@ class Measured:
         return self.behind(label) - self.behind(label, EVEN)
 
     def bits(self) -> list[float]:
-        """Hard threshold's over Top-k's, for every kind of shards and seed."""
+        """Hard threshold's bits over Top-k's, for every kind of shards and seed."""
         pairs = [(self.results[HARD, skew].sent, self.results[TOPK, skew].sent) for skew in (EVEN, SKEWED)]
         return [hard / topk for both in pairs for hard, topk in zip(*both, strict=True)]
 
@@ -100,7 +100,7 @@ def judge(found: Sequence[Measured], note: str) -> Finding:
 
 
 def tasks(quick: bool) -> list[Settings]:
-    """Logistic regression and a classifier, on real data where they are there."""
+    """Logistic regression and a classifier, on real data if available."""
     common = Settings("mlp", workers=WORKERS, virtual=True, save=False)
     madelon, mnist = dataset("logreg", "madelon"), dataset("mlp", "mnist")
     shape: dict[str, Any] = {} if madelon else {"width": 0.1, "limit": 2000}  # as madelon: 2000 x 500
@@ -127,10 +127,10 @@ def measure(shelf: Shelf, settings: Settings) -> Measured:
 
 
 def _compare(shelf: Shelf, settings: Settings) -> dict[str, Run]:
-    """The three methods; the threshold is tuned to Top-k's total for this very run."""
+    """Run the three methods; the threshold is tuned to Top-k's total for this run."""
     runs = shelf.compare(settings, {DENSE: "dense", TOPK: "topk:aggregation=own"})
     k = runs[TOPK].steps[0].k
-    # A first guess, the size of what Top-k leaves unsent; any other would only take more tries.
+    # A first guess, the size of what Top-k leaves unsent; others would only need more tries.
     first = (runs[TOPK].steps[-1].residual_norm or 1.0) / math.sqrt(runs[TOPK].header["n"])
     data = f"{settings.task}-{settings.dataset or 'embedded'}"
     name = f"hetero-{data}-t{settings.steps}-x{settings.skew:g}-s{settings.seed}"

@@ -1,4 +1,4 @@
-"""Do all workers select about as much? Partitions that follow the work, beside partitions that stay."""
+"""Do all workers select about as much? Partitions that follow the load, compared with static ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ TRAINED, TRAINED_DENSITIES = 8, (0.001, 0.01)  # workers, and what they send
 
 @dataclass(frozen=True)
 class Measured:
-    """f(t) of every method: on skewed streams by the number of workers, and in trainings by the density."""
+    """f(t) of every method: on skewed streams by the number of workers, in training by the density."""
 
     streams: Mapping[tuple[str, int], Sequence[float]]
     trainings: Mapping[tuple[str, float], Sequence[float]]

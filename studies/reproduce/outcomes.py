@@ -1,4 +1,4 @@
-"""What became of an experiment, with the conditions: one JSON file an id."""
+"""The outcome of an experiment and its conditions: one JSON file per id."""
 
 import json
 import time
@@ -22,7 +22,7 @@ class Outcome:
     source: str
     claim: str
     quick: bool
-    seconds: float  # of this run; what was on the shelf took none
+    seconds: float  # of this run; runs from the shelf take none
     command: str
     conditions: dict[str, str]
     finding: Finding
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def carry_out(experiment: Experiment, shelf: Shelf) -> Outcome:
-    """Run it, and keep what was found."""
+    """Run the experiment and save its findings."""
     started = time.perf_counter()
     finding = experiment.run(shelf)
     outcome = Outcome(
@@ -50,7 +50,7 @@ def carry_out(experiment: Experiment, shelf: Shelf) -> Outcome:
 
 
 def read_outcomes(folder: Path, ids: list[str]) -> list[Outcome]:
-    """Those of these ids that are there, in this order."""
+    """Existing outcomes of these ids, in this order."""
     return [_read(path) for name in ids if (path := folder / f"{name}.json").exists()]
 
 

@@ -1,4 +1,4 @@
-"""Random-k beside Top-k at the same density: it matters which elements are sent."""
+"""Random-k against Top-k at the same density: it matters which elements are sent."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -22,7 +22,7 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The mean of the last two evaluations: with batch normalisation single ones jump."""
+        """The mean of the last two evaluations: with batch normalisation single ones are noisy."""
         return fmean(self.accuracy[-2:])
 
 

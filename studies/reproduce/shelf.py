@@ -1,6 +1,6 @@
-"""Where experiments keep what they measured.
+"""The cache of what experiments measured.
 
-What is there is not measured again: an experiment goes on where it was, and several may share a run.
+Nothing is measured twice: an interrupted experiment resumes, and several may share a run.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ from gradsieve_lab.runs.settings import Settings
 
 
 class Interrupted(Exception):
-    """Someone asked to stop; what was finished is on the shelf."""
+    """Stopped by the user; finished runs are on the shelf."""
 
 
 @dataclass
 class Shelf:
-    """A folder with a record a run and a JSON file a measurement. `quick` asks for less of everything."""
+    """A folder with one record per run and one JSON file per measurement. `quick` asks for less of everything."""
 
     folder: Path
     quick: bool
@@ -35,7 +35,7 @@ class Shelf:
     stop: Stop
 
     def run(self, settings: Settings) -> Run:
-        """The run of these settings: read if it is there and finished, else made."""
+        """The run with these settings: read if finished, else made."""
         place = self.folder / "runs" / _name(settings)
         if place.is_dir():
             done = read_run(place)
@@ -49,15 +49,15 @@ class Shelf:
         return made
 
     def compare(self, settings: Settings, methods: dict[str, str]) -> dict[str, Run]:
-        """One run a method; `methods` has what `parse_method` reads by label, the density is the settings'."""
+        """One run per method, at the settings' density; `methods` maps labels to what `parse_method` reads."""
         return {label: self.train(settings, text) for label, text in methods.items()}
 
     def train(self, settings: Settings, method: str) -> Run:
-        """The run of a method as `parse_method` reads it, at the settings' density."""
+        """The run of a method as `parse_method` reads it, at the density of the settings."""
         return self.run(settings.with_method(parse_method(method, settings.density)))
 
     def measure(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns, as JSON has it: read if it is there, else made and kept."""
+        """The result of `make` as JSON: read if it exists, else made and saved."""
         place = self.folder / "measured" / f"{name}{'-quick' if self.quick else ''}.json"
         if place.exists():
             return json.loads(place.read_text())
@@ -73,7 +73,7 @@ class Shelf:
 
 
 def dataset(task: str, wanted: str) -> str:
-    """The real data set where GRADSIEVE_DATA has it, or else the embedded one."""
+    """The real data set if GRADSIEVE_DATA has it, else the embedded one."""
     try:
         Settings(task, dataset=wanted).make_task()
     except BadInput:
@@ -82,7 +82,7 @@ def dataset(task: str, wanted: str) -> str:
 
 
 def _name(settings: Settings) -> str:
-    """A folder's name that a person can read and that no other settings have."""
+    """A readable folder name, unique to these settings."""
     text = json.dumps(settings.as_dict(), sort_keys=True)
     parts = (settings.task, settings.dataset, settings.label or settings.sparsifier, f"p{settings.workers}")
     words = [part for part in (*parts, f"s{settings.seed}") if part]

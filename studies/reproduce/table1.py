@@ -1,4 +1,4 @@
-"""One row a sparsifier, filled from measurements: what each is good at, and what it costs."""
+"""One row per sparsifier, filled from measurements: what each is good at, and what it costs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ TUNED, UNTUNED = ("hard_threshold",), ("topk", "cltk", "sidco", "micro", "exdyna
 
 @dataclass(frozen=True)
 class Row:
-    """One sparsifier. From a training: build-up, density, imbalance; from streams: the rest."""
+    """One sparsifier. Build-up, density and imbalance are from training, the other fields from streams."""
 
     method: str
     buildup: float  # union over k
@@ -53,12 +53,12 @@ class Row:
 
     @property
     def tuning(self) -> bool:
-        """Whether something must be set by hand for the scale of the gradients at hand."""
+        """Whether something must be tuned by hand to the scale of the gradients."""
         return self.scale_factor is None or self.scale_factor >= WRONG
 
 
 def measure(shelf: Shelf) -> tuple[list[Row], str]:
-    """A row for every method, and the conditions in words."""
+    """One row per method, and the conditions in words."""
     steps, streamed = steps_of(shelf.quick), QUICK if shelf.quick else FULL
     rows, words = [], ""
     for method in every_method():
@@ -86,7 +86,7 @@ def measure(shelf: Shelf) -> tuple[list[Row], str]:
 
 
 def _streamed(shelf: Shelf, method: str, scale: float, steps: int) -> dict[str, float]:
-    """What the second half of a stream's steps says of a method."""
+    """Measurements of a method from the second half of a stream's steps."""
     name = "-".join(["table1", *method.replace("=", "-").split(":"), f"x{scale:g}", f"n{ELEMENTS}", f"t{steps}"])
     stream = Stream(ELEMENTS, WORKERS, scale=scale)
     weighed = WEIGHED if scale == SCALES[0] else 0
@@ -114,7 +114,7 @@ def _streamed(shelf: Shelf, method: str, scale: float, steps: int) -> dict[str, 
 
 
 def _seconds(steps: Sequence[Done]) -> list[list[float]]:
-    """What each worker of each step took to accumulate and select, from the one on whose turn roles go round."""
+    """Seconds that each worker took to accumulate and select, per step, in the order in which roles rotate."""
     found = []
     for step in steps:
         spent = [report.seconds["accumulate"] + report.seconds["select"] for report in step.reports]
@@ -124,9 +124,9 @@ def _seconds(steps: Sequence[Done]) -> list[list[float]]:
 
 
 def slowest_role(seconds: Sequence[Sequence[float]]) -> float:
-    """The time that all wait for, from rows of one time a role: each role counts with the fastest of its steps.
+    """The time that all wait for, from rows with one time per role: each role counts with its fastest step.
 
-    Whatever else the machine does makes steps slower, never faster.
+    Other load on the machine makes steps slower, never faster.
 
     >>> slowest_role([[5.0, 1.0], [4.0, 9.0]])
     4.0
@@ -140,7 +140,7 @@ def _idle(step: Done) -> float:
 
 
 def idle(seconds: Sequence[float], counts: Sequence[int]) -> float:
-    """The share of workers that picked nothing and took hardly any time for it.
+    """The share of workers that picked nothing and spent hardly any time on it.
 
     >>> idle([0.0001, 0.01, 0.0001, 0.009], [0, 5, 0, 0])
     0.5
@@ -156,7 +156,7 @@ def _factor(one: float, other: float) -> float | None:
 
 
 def judge(rows: Sequence[Row], conditions: str) -> Finding:
-    """The qualitative table, a check a column."""
+    """The qualitative table, one check per column."""
     by = {row.method: row for row in rows}
     spare = 0.75 * (WORKERS - 1) / WORKERS
     static, moving, leading = by["micro"], by["exdyna"], by["cltk"]

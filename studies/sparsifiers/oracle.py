@@ -1,4 +1,4 @@
-"""The oracle: the k largest magnitudes of the sum over all workers. To compare with: it is not cheap."""
+"""The oracle: the k largest magnitudes of the sum over all workers. For comparison only: it is not cheap."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from gradsieve.extend import Program, Selection, Sent, Sparsifier, State, Step, 
 
 @dataclass(frozen=True)
 class Oracle(Sparsifier[State]):
-    """What a selection that knew everybody's accumulator would send. Knowing it costs a dense all-reduce."""
+    """What a selection that knew all accumulators would send. Knowing them costs a dense all-reduce."""
 
     def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         total = yield from all_reduce("oracle", acc.clone())

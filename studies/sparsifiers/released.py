@@ -1,7 +1,7 @@
 """ExDyna's constants and rules as its authors released them, quirks included: for comparison only.
 
-Their public code rounds where their paper does not: the mean count and the elements of a moved block are cut to
-whole numbers, and a pair that would shrink a partition below the minimum is skipped.
+Their public code rounds where their paper does not: the mean count and the elements of a moved block are truncated,
+and a pair that would shrink a partition below the minimum is skipped.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ FASTER, DRIFT, SLOWER = 1.005, 1.00125, 0.995
 
 @dataclass(frozen=True)
 class ReleasedBlocks:
-    """1,024 blocks of a multiple of 32 elements; the remainder is glued to the last one."""
+    """1,024 blocks of a multiple of 32 elements; the remainder is added to the last one."""
 
     n: int
     count: int = BLOCKS
@@ -52,7 +52,7 @@ class ReleasedBlocks:
 
 
 def check_supported(n: int, world_size: int) -> None:
-    """The released code fails outside these limits; here it says so."""
+    """Refuse sizes outside the limits within which the released code works."""
     if n < BLOCKS * ALIGNMENT:
         raise BadInput(
             f"released_exdyna needs n >= {BLOCKS * ALIGNMENT}, below which its blocks are empty, got {n}"
@@ -91,7 +91,7 @@ def released_rebalance(bounds: Sequence[int], counts: Sequence[int], blocks: Rel
 
 
 def scaled(threshold: float, selected: int, k: int) -> float:
-    """By one of three factors per step. Inside the band it only rises: the density settles below the target."""
+    """Scaled by one of three factors. Inside the band it only rises: the density settles below the target."""
     ratio = selected / k
     return threshold * (FASTER if ratio > ABOVE else DRIFT if ratio > BELOW else SLOWER)
 

@@ -1,4 +1,4 @@
-"""ExDyna without one of its parts, to see what that is good for."""
+"""ExDyna without one of its parts, to show what that part contributes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from gradsieve.sparsifiers.exdyna.sparsifier import ExDyna, ExDynaState
 
 @dataclass(frozen=True)
 class StillExDyna(ExDyna):
-    """Partitions do not go round: worker r always owns partition r."""
+    """Partitions do not rotate: worker r always owns partition r."""
 
     def owned(self, step: Step, rank: int) -> int:
         return rank
@@ -21,7 +21,7 @@ class StillExDyna(ExDyna):
 
 @dataclass(frozen=True)
 class Above(Exactly):
-    """Whatever lies above a constant; it is rounded down to the edge of a bin."""
+    """Density of all elements above a constant, which is rounded down to the edge of a bin."""
 
     threshold: float
 
@@ -37,7 +37,7 @@ class Above(Exactly):
 class FixedExDyna(ExDyna):
     """One threshold for the whole run: nothing keeps the density.
 
-    threshold: the magnitude from which on elements are sent.
+    threshold: the smallest magnitude that is sent.
     """
 
     threshold: float = 1e-3

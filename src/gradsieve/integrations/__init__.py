@@ -1,1 +1,1 @@
-"""One line in Accelerate, Transformers, Lightning, Fabric and Ray. Each module imports its own framework."""
+"""Integrations: Accelerate, Transformers, Lightning, Fabric, Ray. Each module imports its own framework."""

@@ -30,10 +30,10 @@ _OTHER = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGAT
 
 
 def sparsify(accelerator: Accelerator, model: nn.Module, *arguments: Any, **options: Any) -> Sieve:
-    """Send only part of the model's gradient from now on; arguments as those of `gradsieve.sparsify`.
+    """Send only part of the model's gradient from now on; takes the arguments of `gradsieve.sparsify`.
 
     Args:
-        accelerator: it must use DDP; its `GradScaler`, if it has one, is found.
+        accelerator: must use DDP; its `GradScaler`, if any, is picked up.
         model: as `accelerator.prepare` returned it.
     """
     check_ddp(accelerator)
@@ -49,12 +49,12 @@ def share(
     *arguments: Any,
     **options: Any,
 ) -> ShareSieve:
-    """Average the weights that drifted apart, after every optimizer step; arguments as those of `gradsieve.share`.
+    """Average the weights that drifted apart after every optimizer step; takes the arguments of `gradsieve.share`.
 
-    The model file in a checkpoint has the agreed weights; every rank's own ones are beside it.
+    A checkpoint's model file holds the agreed weights; each rank's own weights are stored beside it.
 
     Args:
-        accelerator: it must use DDP, which no longer averages gradients.
+        accelerator: must use DDP, which stops averaging gradients.
         model, optimizer: as `accelerator.prepare` returned them.
     """
     check_ddp(accelerator)
@@ -64,18 +64,18 @@ def share(
 
 
 class _InCheckpoints:
-    """A sieve's part of `save_state` and `load_state`."""
+    """Hooks that save and load a sieve in `save_state` and `load_state`."""
 
     def __init__(self, accelerator: Accelerator, made: Gradients) -> None:
         self._accelerator, self._made = accelerator, made
         self._folder = Path()
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._find)
-        # Called last by load_state, when model and optimizers have rank 0's state already.
+        # load_state calls this last, when model and optimizers already have rank 0's state.
         accelerator.register_for_checkpointing(self)
 
     def state_dict(self) -> dict[str, str]:
-        """Accelerate writes rank 0's for all: the state itself is in a folder."""
+        """Only the folder's name: Accelerate saves rank 0's dict for all ranks. The folder holds the states."""
         return {"folder": self._folder.name}
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
@@ -101,7 +101,7 @@ class _InCheckpoints:
 
 
 def check_ddp(accelerator: Accelerator) -> None:
-    """Other ways to distribute a model have no replicas that DDP knows of."""
+    """Raise an error if the accelerator distributes the model by other means than DDP."""
     if not isinstance(accelerator, Accelerator):
         raise BadType(f"accelerator must be an Accelerator, got {type(accelerator).__name__}")
     kind = accelerator.distributed_type

@@ -1,4 +1,4 @@
-"""What integrations have in common: the model inside its wrappers, and every rank's state in a checkpoint."""
+"""Code shared by the integrations: unwrapping models, and every rank's state in a checkpoint."""
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from gradsieve.state.checkpoint import CheckpointError
 
 
 def need(framework: str) -> None:
-    """Name the extra that brings a framework, if it is not installed."""
+    """Raise an error that names the extra to install if a framework is missing."""
     try:
         importlib.import_module(framework)
     except ModuleNotFoundError as problem:
@@ -30,7 +30,7 @@ def need(framework: str) -> None:
 
 
 class Gradients:
-    """`sparsify` on a framework's model."""
+    """`sparsify` applied to a framework's model."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Gradients:
         way_out: str,
         **options: Any,
     ) -> None:
-        """way_out: what to do if the model is not a DDP model, in the framework's words."""
+        """way_out: the advice in the error if the model is not a DDP model, in the framework's terms."""
         ddp = find_ddp(model)
         if ddp is None:
             raise BadType(f"model must be a DistributedDataParallel, got {type(model).__name__}: {way_out}")
@@ -50,41 +50,41 @@ class Gradients:
         self.sieve: Sieve | ShareSieve = sparsify(ddp, *arguments, scaler=scaler, **options)
 
     def serves(self, model: nn.Module) -> bool:
-        """Whether it still works on this model."""
+        """Whether the sieve is attached to this model."""
         return find_ddp(model) is self._ddp
 
     def save(self, folder: Path, *, shared: bool = True) -> None:
-        """Write every rank's state; all ranks must call it. shared: all of them see the folder."""
+        """Write every rank's state; all ranks must call it. shared: all ranks see the folder."""
         self.sieve.save(folder, shared=shared)
 
     def check(self, folder: Path) -> None:
-        """Raise an error on all ranks, if some rank has no such folder."""
+        """Raise an error on all ranks if the folder is missing on any of them."""
         self.sieve.world.run([_present(folder)])
 
     def load(self, folder: Path) -> None:
-        """Read it; all ranks must call it."""
+        """Read what `save` wrote; all ranks must call it."""
         self.check(folder)
         self.sieve.load(folder)
 
     def agreed(self) -> AbstractContextManager[None]:
-        """Within it the model has the weights that all ranks agree on."""
+        """A context in which the model holds the agreed weights."""
         return nullcontext()
 
     def agreed_copy(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A state dict of the model, with the weights that all ranks agree on."""
+        """A copy of the model's state dict with the agreed weights."""
         return dict(state_dict)
 
     def finish(self) -> None:
         """Make all replicas equal."""
 
     def close(self) -> None:
-        """Leave the model alone from now on."""
+        """Detach from the model."""
 
 
 class Weights(Gradients):
-    """`share` on a framework's model and optimizers. DDP no longer averages gradients, if it is a DDP model.
+    """`share` applied to a framework's model and optimizers. A DDP model stops averaging gradients.
 
-    Replicas differ, so a checkpoint has every rank's optimizer state, buffers and loss scale.
+    Replicas differ, so a checkpoint holds every rank's optimizer state, buffers and loss scale.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ MODES = {"gradients": Gradients, "weights": Weights}
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
-    """The DDP module inside the wrappers of torch.compile and Fabric."""
+    """The DDP module inside the wrappers of torch.compile and Fabric; None if there is none."""
     inner: Any = model
     while inner is not None and not isinstance(inner, DistributedDataParallel):
         inner = getattr(inner, "_orig_mod", None) or getattr(inner, "_forward_module", None)
@@ -166,7 +166,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def plain(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
-    """Torch's optimizers inside those of a framework, which step only when gradients are complete."""
+    """The torch optimizers inside a framework's wrappers; they step only when gradients are complete."""
     given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
     found = []
     for each in given:
@@ -177,7 +177,7 @@ def plain(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
 
 
 def _present(folder: Path) -> Program[None]:
-    """A framework's checkpoint that was written without Gradsieve has no state for it; all ranks then say so."""
+    """Raise an error on all ranks if the checkpoint was written without Gradsieve."""
     replies = yield from all_gather("checkpoint", torch.tensor([folder.is_dir()], dtype=torch.uint8))
     for rank, reply in enumerate(replies):
         if not reply.item():
@@ -188,7 +188,7 @@ def _present(folder: Path) -> Program[None]:
 
 
 def _stop_averaging(ddp: DistributedDataParallel) -> None:
-    """Leave it as it is inside `no_sync()`."""
+    """Keep DDP in its `no_sync()` state."""
     if ddp.static_graph:
         raise BadInput(
             "model must not use DDP's static_graph with share, which stops DDP's averaging: leave it out"

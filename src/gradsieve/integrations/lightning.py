@@ -27,14 +27,14 @@ _WAY_OUT = "pass what fabric.setup returned, of a Fabric with strategy='ddp' and
 
 
 class GradsieveStrategy(DDPStrategy):
-    """DDP that sends only a part of the gradient, or of the weights. `sieve` is there from the start of `fit`.
+    """DDP that sends only part of the gradient, or of the weights. `sieve` is set from the start of `fit`.
 
-    With `mode="weights"` validation and saved models have the agreed weights; after `fit` all replicas are equal.
+    With `mode="weights"`, validation and saved models use the agreed weights; after `fit` all replicas are equal.
 
     Args:
-        mode: "gradients", as `gradsieve.sparsify`, or "weights", as `gradsieve.share`.
-        ddp_options: those of Lightning's `DDPStrategy`.
-        options: those of `gradsieve.sparsify` or `gradsieve.share`, such as sparsifier and density.
+        mode: "gradients" (`gradsieve.sparsify`) or "weights" (`gradsieve.share`).
+        ddp_options: options of Lightning's `DDPStrategy`.
+        options: options of `gradsieve.sparsify` or `gradsieve.share`, such as sparsifier and density.
     """
 
     def __init__(
@@ -120,29 +120,29 @@ class GradsieveStrategy(DDPStrategy):
 
 
 def sparsify(fabric: Fabric, model: nn.Module, *arguments: Any, **options: Any) -> Sieve:
-    """Send only part of the model's gradient from now on; arguments as those of `gradsieve.sparsify`.
+    """Send only part of the model's gradient from now on; takes the arguments of `gradsieve.sparsify`.
 
     Args:
         fabric: its strategy must be DDP. `fabric.save` and `fabric.load` of this model include the sieve.
         model: as `fabric.setup` returned it.
     """
     made = Gradients(model, (), *arguments, scaler=_scaler(fabric), way_out=_WAY_OUT, **options)
-    _keep(fabric, made)
+    _extend_checkpoints(fabric, made)
     return cast(Sieve, made.sieve)
 
 
 def share(
     fabric: Fabric, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], *arguments: Any, **options: Any
 ) -> ShareSieve:
-    """Average the weights that drifted apart, after every optimizer step; arguments as those of `gradsieve.share`.
+    """Average the weights that drifted apart after every optimizer step; takes the arguments of `gradsieve.share`.
 
     Args:
-        fabric: its strategy must be DDP, which no longer averages gradients. `fabric.save` and `fabric.load` of
+        fabric: its strategy must be DDP, which stops averaging gradients. `fabric.save` and `fabric.load` of
             this model include the sieve; the saved model has the agreed weights.
         model, optimizer: as `fabric.setup` returned them.
     """
     made = Weights(model, optimizer, *arguments, scaler=_scaler(fabric), way_out=_WAY_OUT, **options)
-    _keep(fabric, made)
+    _extend_checkpoints(fabric, made)
     return made.sieve
 
 
@@ -152,8 +152,8 @@ def _scaler(fabric: Fabric) -> Any:
     return getattr(fabric.strategy.precision, "scaler", None)
 
 
-def _keep(fabric: Fabric, made: Gradients) -> None:
-    """Fabric has no hook for checkpoints: its strategy's two methods are extended."""
+def _extend_checkpoints(fabric: Fabric, made: Gradients) -> None:
+    """Extend the strategy's two checkpoint methods to include the sieve: Fabric has no hook for that."""
     strategy = fabric.strategy
     save, load = strategy.save_checkpoint, strategy.load_checkpoint
 
@@ -173,16 +173,16 @@ def _keep(fabric: Fabric, made: Gradients) -> None:
 
 
 def _names(state: Any, made: Gradients) -> list[str]:
-    """Under which names the sieve's model is in what is saved or loaded: one, or none."""
+    """The names of the sieve's model in a saved or loaded state: one or none."""
     parts = state.items() if isinstance(state, Mapping) else ()
     return [name for name, part in parts if isinstance(part, nn.Module) and bare(part) is made.module]
 
 
 def _beside(path: str | Path) -> Path:
-    """The folder for the state of all ranks that belongs to a checkpoint file."""
+    """The folder with all ranks' state that belongs to a checkpoint file."""
     if "://" in str(path):
         raise BadInput(
             f"checkpoints must be in a folder that all ranks see, got {path}: mount it, or copy them there"
         )
-    file = Path(path).resolve()  # the last one may be a link
+    file = Path(path).resolve()  # the last checkpoint may be a link
     return file.with_name(f"gradsieve-{file.name}")

@@ -2,9 +2,9 @@
 
     kept = gradsieve.integrations.ray.sparsify(ray.train.torch.prepare_model(model), density=1e-3)
     with kept.restored() as folder: ...             # folder is None, unless Ray restarts the run or resumes one
-    with kept.reported({"loss": loss}) as folder: ...   # a checkpoint of Ray, with every rank's state
+    with kept.reported({"loss": loss}) as folder: ...   # a Ray checkpoint with every rank's state
 
-Workers need no folder that all of them see: Ray brings each one's part to its storage.
+Workers need no shared folder: Ray copies each worker's part to its storage.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ _WAY_OUT = (
 
 
 class KeptByRay:
-    """A sieve whose checkpoints are Ray's."""
+    """A sieve that is saved in Ray's checkpoints."""
 
     def __init__(self, made: Gradients) -> None:
         self._made = made
@@ -46,7 +46,7 @@ class KeptByRay:
 
     @contextmanager
     def restored(self) -> Iterator[Path | None]:
-        """The folder of the checkpoint to go on from, or None; at the end of the block the sieve's state is read.
+        """Yield the folder of the checkpoint to resume from, or None; load the sieve's state after the block.
 
         Load model and optimizer inside the block; with `share` every rank then gets its own weights back.
         """
@@ -60,10 +60,10 @@ class KeptByRay:
 
     @contextmanager
     def reported(self, metrics: Mapping[str, Any]) -> Iterator[Path]:
-        """A new folder; at the end of the block it is reported to Ray with the metrics and those of the last step.
+        """Yield a new folder; after the block, report it to Ray with `metrics` and those of the last step.
 
-        Every rank must enter it. Let rank 0 write model and optimizer inside the block; with `share` the model has
-        the agreed weights there.
+        Every rank must enter it. Let rank 0 write model and optimizer inside the block, where with `share` the
+        model holds the agreed weights.
         """
         with tempfile.TemporaryDirectory(prefix="gradsieve-") as name:
             with self._made.agreed():
@@ -75,7 +75,7 @@ class KeptByRay:
 
 
 def sparsify(model: nn.Module, *arguments: Any, scaler: Any = None, **options: Any) -> KeptByRay:
-    """Send only part of the model's gradient from now on; arguments as those of `gradsieve.sparsify`."""
+    """Send only part of the model's gradient from now on; takes the arguments of `gradsieve.sparsify`."""
     return KeptByRay(Gradients(model, (), *arguments, scaler=scaler, way_out=_WAY_OUT, **options))
 
 
@@ -86,8 +86,8 @@ def share(
     scaler: Any = None,
     **options: Any,
 ) -> KeptByRay:
-    """Average the weights that drifted apart, after every optimizer step; arguments as those of `gradsieve.share`.
+    """Average the weights that drifted apart after every optimizer step; takes the arguments of `gradsieve.share`.
 
-    `prepare_model(model, parallel_strategy=None)` is enough; a DDP model no longer averages its gradients.
+    `prepare_model(model, parallel_strategy=None)` is enough; a DDP model stops averaging gradients.
     """
     return KeptByRay(Weights(model, optimizer, *arguments, scaler=scaler, way_out=_WAY_OUT, **options))

@@ -1,6 +1,6 @@
 """Hugging Face Transformers: `Trainer(..., callbacks=[GradsieveCallback(density=1e-3)])`.
 
-Every rank's state is in the Trainer's own checkpoints, and the numbers of a step are in its logs.
+Every rank's state is in the Trainer's own checkpoints, and the metrics of each step are in its logs.
 """
 
 import inspect
@@ -25,14 +25,14 @@ _WAY_OUT = "start the script with torchrun or `accelerate launch`, with 2 or mor
 
 
 class GradsieveCallback(TrainerCallback):
-    """Sends only a part of the gradient, or of the weights, while a `Trainer` trains.
+    """Callback that makes a `Trainer` send only part of the gradient, or of the weights.
 
-    With `mode="weights"` evaluations and saved models have the agreed weights, and after training all replicas are
-    equal. `sieve` is there from the first step on.
+    With `mode="weights"`, evaluations and saved models use the agreed weights, and all replicas are equal after
+    training. `sieve` is set from the first step on.
 
     Args:
-        mode: "gradients", as `gradsieve.sparsify`, or "weights", as `gradsieve.share`.
-        options: those of `gradsieve.sparsify` or `gradsieve.share`, such as sparsifier and density.
+        mode: "gradients" (`gradsieve.sparsify`) or "weights" (`gradsieve.share`).
+        options: options of `gradsieve.sparsify` or `gradsieve.share`, such as sparsifier and density.
     """
 
     def __init__(self, mode: str = "gradients", **options: Any) -> None:
@@ -61,7 +61,7 @@ class GradsieveCallback(TrainerCallback):
             self._made.load(Path(resumed) / "gradsieve")
         handler = trainer.callback_handler
         others = [each for each in handler.callbacks if not isinstance(each, _Scalars)]
-        # A new list, as the handler is going through the old one. First, as reporters come before users' callbacks.
+        # A new list: the handler is iterating over the old one. First, to run before the reporting callbacks.
         handler.callbacks = [_Scalars(self._made), *others]
 
     def on_step_end(
@@ -102,7 +102,7 @@ class GradsieveCallback(TrainerCallback):
 
 
 class _Scalars(TrainerCallback):
-    """Puts the numbers of the last step into what the Trainer logs."""
+    """Callback that adds the last step's metrics to the Trainer's logs."""
 
     def __init__(self, made: Gradients) -> None:
         self._made = made
@@ -122,7 +122,7 @@ class _Scalars(TrainerCallback):
 
 
 def _caller() -> tuple[Trainer, str | None]:
-    """The Trainer whose `train` called a callback, and the folder it resumes from: a callback is given neither."""
+    """Find the Trainer whose `train` is running, and the folder it resumes from: callbacks receive neither."""
     frame = inspect.currentframe()
     while frame is not None:
         owner = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""What a step is measured with: one model, trained by plain DDP, torch's hooks, our sparsifiers, and by nobody."""
+"""Benchmark cases: one model trained with plain DDP, torch's hooks, our methods, and without communication."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gradsieve.share import ShareSieve, share
 
 LAYERS, WIDTH, BATCH = 10, 1024, 32
 N = LAYERS * (WIDTH * WIDTH + WIDTH)
-WARM_UP = 12  # steps that do not count
+WARM_UP = 12  # steps that are not timed
 PLAIN, ALONE, OURS = "plain DDP", "compute alone", "exdyna"
 BF16, FP8 = "exdyna, bf16 values", "exdyna, fp8 values"
 NARROW = {BF16: "bf16", FP8: "fp8"}
@@ -26,23 +26,23 @@ SHARING: dict[str, dict[str, Any]] = {
     LATE_FP8: {"delay": 1, "values": "fp8"},
     AUTO: {"delay": 1, "density": "auto"},
 }
-STREAK = 16  # steps in a row where an exchange reaches into the next step; the last one waits for its own
+STREAK = 16  # steps timed together where exchanges overlap the next step; the last one waits for its own
 POWERSGD = ("PowerSGD rank 1", "PowerSGD rank 4")
 SPARSE = ("topk", "cltk", "sidco", "hard_threshold", "micro", OURS, "shared_threshold")
 CASES = (PLAIN, "fp16 hook", *POWERSGD, *SPARSE, *NARROW, *SHARING, ALONE)
-_FEW_NEED = 2  # steps of warm-up for cases that have no state but DDP's buckets
+_SHORT_WARM_UP = 2  # of cases without state other than DDP's buckets
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model of its own, and the function that trains it by a step; `sieve` where it is one of ours."""
+    """A model and the function that trains it for one step; `sieve` is set for our own methods."""
 
     name: str
     step: Callable[[], None]
     sieve: Sieve | ShareSieve | None = None
 
     def turn(self) -> int:
-        """Train, and leave nothing under way; returns by how many steps."""
+        """Train until no exchange is pending; returns the number of steps."""
         if not isinstance(self.sieve, ShareSieve) or not self.sieve.driver.delay:
             self.step()
             return 1
@@ -53,11 +53,11 @@ class Case:
 
     @property
     def warm_up(self) -> int:
-        return WARM_UP if self.sieve is not None or self.name in POWERSGD else _FEW_NEED
+        return WARM_UP if self.sieve is not None or self.name in POWERSGD else _SHORT_WARM_UP
 
 
 def parse_cases(text: str, *needed: str) -> tuple[str, ...]:
-    """Names of cases, separated by semicolons, with those that others are compared to; all if there are none.
+    """Parse names of cases, separated by semicolons, and add those `needed`; all cases if there are none.
 
     >>> parse_cases("exdyna; share", "compute alone")
     ('exdyna', 'share', 'compute alone')
@@ -67,7 +67,7 @@ def parse_cases(text: str, *needed: str) -> tuple[str, ...]:
 
 
 def make_case(name: str, rank: int, density: float, width: int = WIDTH) -> Case:
-    """The case of this name on one worker. Gradients are views of DDP's buckets in all of them."""
+    """Make the case of this name on one worker. Gradients are views of DDP's buckets in all cases."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
@@ -77,8 +77,8 @@ def make_case(name: str, rank: int, density: float, width: int = WIDTH) -> Case:
     sieve: Sieve | ShareSieve | None = None
     if name != ALONE and name not in SHARING:
         options = {"threshold": _threshold(model, density, width)} if name == "hard_threshold" else {}
-        several = name in (PLAIN, "fp16 hook")  # the others send nothing before the last bucket: they get one
-        model = ddp = DistributedDataParallel(  # all have the same parameters: nothing to be sent before the start
+        several = name in (PLAIN, "fp16 hook")  # the others send only after the last bucket: they get one
+        model = ddp = DistributedDataParallel(  # all start with the same parameters: no broadcast needed
             model, gradient_as_bucket_view=True, bucket_cap_mb=None if several else 1000, init_sync=False
         )
         sieve = _attach(ddp, name, density, options)
@@ -102,7 +102,7 @@ def _attach(ddp: DistributedDataParallel, name: str, density: float, options: di
         return None
     if name in POWERSGD:
         state = powerSGD_hook.PowerSGDState(None, int(name.split()[-1]), start_powerSGD_iter=2)
-        state.iter = 2  # its first steps would send everything: slow, and nothing here depends on it
+        state.iter = 2  # its first steps would send the full gradient: slow, and irrelevant here
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return None
     if name in NARROW:
@@ -115,9 +115,9 @@ def _inputs(rank: int, width: int) -> Tensor:
 
 
 def _threshold(model: nn.Module, density: float, width: int) -> float:
-    """A constant threshold that sends about `density` of a gradient that hardly changes, over the first steps.
+    """Find a constant threshold that sends about `density` of a nearly constant gradient in the first steps.
 
-    An element is sent whenever its sum passes the threshold: found by bisection, on one element in 16.
+    An element is sent whenever its sum passes the threshold. Found by bisection, on every 16th element.
     """
     loss = model(_inputs(0, width)).square().mean()  # the same on all workers
     grads = torch.cat([grad.flatten()[::16] for grad in torch.autograd.grad(loss, list(model.parameters()))]).abs()

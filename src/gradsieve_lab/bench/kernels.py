@@ -1,4 +1,4 @@
-"""How near the kernels come to just reading the data, one thread, all cases of a group in one run."""
+"""Speed of kernels relative to passes over memory: one thread, all cases of a group in one run."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from gradsieve_lab.bench.memory import peak_extra_fraction
 from gradsieve_lab.bench.timing import Row, side_by_side, spread
 
 DENSITIES = (0.001, 0.01, 0.1)
-MEASURED_AT = 0.001  # the density that most is measured at
+MEASURED_AT = 0.001  # density of most measurements
 WORKERS = (1, 2, 4, 8, 16)
 
 
 def bench_kernels(n: int, repeats: int, progress: Callable[[str, int, int], None]) -> list[Row]:
-    """All rows; `progress(what, done, of)` is called along the way."""
+    """Measure all rows; `progress(what, done, total)` is called along the way."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -40,7 +40,7 @@ def bench_kernels(n: int, repeats: int, progress: Callable[[str, int, int], None
 
 
 def threshold_for(x: Tensor, density: float) -> float:
-    """The magnitude that `density` of x exceeds."""
+    """The magnitude that a fraction `density` of x exceeds."""
     return float(x.abs().kthvalue(len(x) - max(1, round(density * len(x))) + 1).values)
 
 
@@ -80,7 +80,7 @@ def _kernels(x: Tensor, density: float, repeats: int) -> list[Row]:
 
 
 def _step(x: Tensor, density: float, repeats: int) -> list[Row]:
-    """A whole ExDyna step of one worker that has the vector to itself; the update replaces the gradient."""
+    """A whole ExDyna step in a world of one worker; the update replaces the gradient."""
     n, grad, residual = len(x), x.clone(), torch.zeros_like(x)
     places = torch.Generator().manual_seed(0)
     world = VirtualWorld(1)
@@ -90,7 +90,7 @@ def _step(x: Tensor, density: float, repeats: int) -> list[Row]:
         world.run([reducer.reduce(grad, out=grad)])
 
     def next_gradient() -> None:
-        """Another gradient of the same distribution, without the time to draw one: x, turned by some way."""
+        """Another gradient of the same distribution, cheaper than drawing one: x, rotated by a random offset."""
         offset = int(torch.randint(n, (1,), generator=places))
         grad[: n - offset], grad[n - offset :] = x[offset:], x[:offset]
 
@@ -108,7 +108,7 @@ def _step(x: Tensor, density: float, repeats: int) -> list[Row]:
 
 
 def _selection(x: Tensor, repeats: int) -> list[Row]:
-    """What one of P workers spends on selecting: a P-th of the vector, against Top-k's whole one."""
+    """The selection time of one of P workers, which searches 1/P of the vector; Top-k searches all of it."""
     n, threshold = len(x), threshold_for(x, MEASURED_AT)
     cases = {str(p): (lambda p=p: ops.select_above(x, threshold, 0, n // p)) for p in WORKERS}
     times = side_by_side(cases, repeats)

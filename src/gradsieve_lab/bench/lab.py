@@ -1,4 +1,4 @@
-"""A training step between hosts with limited links: where sending less pays, and by how much."""
+"""The time of a training step between hosts with slow links."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ def bench_lab(
     told: Callable[[str], None] | None = None,
     cases: Sequence[str] = CASES,
 ) -> list[Row]:
-    """One row a case, its ratio to compute alone."""
+    """One row per case, with its ratio to compute alone."""
     with network(parse_links(rate, hosts)) as made:
         rows = step_rows("lab", hosts, density, repeats, cases, places=made.places(hosts), links=rate, told=told)
     return [row.with_ratio(rows[ALONE]) for row in rows.values()]

@@ -1,4 +1,4 @@
-"""The peak memory of a step, read from a process of its own: a peak never goes down again."""
+"""The peak memory of a step, measured in a separate process: a process's peak never goes down."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from gradsieve.worlds.virtual import VirtualWorld
 
 
 def peak_extra_fraction(n: int, density: float) -> float:
-    """Bytes that an ExDyna step needs at its peak beyond residual and gradient, as a fraction of n floats."""
+    """Peak memory of an ExDyna step beyond residual and gradient, as a fraction of n floats."""
     done = subprocess.run(
         [sys.executable, "-m", "gradsieve_lab.bench.memory", str(n), repr(density)],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A training step over real gloo processes on loopback: ours beside plain DDP and torch's own hooks."""
+"""The time of a training step with gloo processes: our methods, plain DDP and torch's own hooks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from gradsieve_lab.bench.memory import process_status
 from gradsieve_lab.bench.timing import Row, spread
 from gradsieve_lab.launch import Place, Post, run_workers
 
-LEAST = 3  # repetitions, however slow
-PATIENCE_S = 30.0  # after which a case gets no more than that
+LEAST = 3  # repetitions of a slow case
+PATIENCE_S = 30.0  # seconds after which a case gets only that many
 
 
 def bench_step(workers: int, density: float, repeats: int, cases: Sequence[str] = CASES) -> list[Row]:
-    """One row a case, of the slowest worker, on loopback."""
+    """One row per case, of the slowest worker, on loopback."""
     rows = step_rows("step", workers, density, repeats, cases)
     return [row.with_ratio(rows[PLAIN]) for row in rows.values()]
 
@@ -36,7 +36,7 @@ def step_rows(
     links: str = "",
     told: Callable[[str], None] | None = None,
 ) -> dict[str, Row]:
-    """The row of each case, by its name; all cases take turns in the same processes."""
+    """One row per case, by its name; all cases take turns in the same processes."""
     times = run_workers(_times, workers, density, repeats, tuple(cases), places=places, listen=told)
     slowest = {case: [max(parts) for parts in zip(*(t[case] for t in times), strict=True)] for case in cases}
     return {
@@ -45,7 +45,7 @@ def step_rows(
 
 
 def bench_memory(workers: int, density: float, case: str = OURS) -> Row:
-    """What a case adds to the peak of a process, in copies of the model: each in processes of its own."""
+    """Peak memory that a case adds, in copies of the model; each case runs in separate processes."""
     base = ALONE if case in SHARING else PLAIN
     plain, ours = (max(run_workers(_peak, workers, density, each)) for each in (base, case))
     extra = (ours - plain) / (4 * N)
@@ -55,7 +55,7 @@ def bench_memory(workers: int, density: float, case: str = OURS) -> Row:
 
 
 def _times(post: Post, density: float, repeats: int, names: tuple[str, ...]) -> dict[str, list[float]]:
-    """Milliseconds of each case's steps. A case that takes too long drops out early, on all workers at once."""
+    """Milliseconds of each case's steps. A case that takes too long ends early, on all workers at once."""
     cases = [make_case(name, post.rank, density) for name in names]
     times: dict[str, list[float]] = {name: [] for name in names}
     done = dict.fromkeys(names, 0)
@@ -81,7 +81,7 @@ def _times(post: Post, density: float, repeats: int, names: tuple[str, ...]) -> 
 
 
 def _peak(post: Post, density: float, name: str) -> int:
-    """The peak of a process that trains, beyond what it held before; kernels are compiled first in any case."""
+    """Peak memory of training, beyond what the process used before; kernels are compiled first."""
     reducer = SparseReducer(make_sparsifier("exdyna"), 0.01, rank=0, world_size=1)
     for _ in range(10):
         VirtualWorld(1).run([reducer.reduce(torch.randn(70_000))])

@@ -1,4 +1,4 @@
-"""Timing side by side: on a shared machine only ratios within one run mean anything."""
+"""Side-by-side timing: on a shared machine only ratios within one run are meaningful."""
 
 import csv
 import io
@@ -22,8 +22,8 @@ class Row:
     density: float
     workers: int
     median: float
-    low: float  # a fifth of the repetitions were below
-    high: float  # a fifth were above
+    low: float  # 20th percentile
+    high: float  # 80th percentile
     unit: str
     against: str = ""
     ratio: float = 1.0
@@ -58,7 +58,7 @@ def side_by_side(
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
-    """Median, 20 % and 80 %."""
+    """Median, 20th and 80th percentile."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     fifths = statistics.quantiles(values, n=5, method="inclusive")
@@ -66,13 +66,13 @@ def spread(values: list[float]) -> tuple[float, float, float]:
 
 
 def write_csv(rows: list[Row], path: Path) -> None:
-    """All rows with the conditions they were measured under; the file appears whole or not at all."""
+    """Write all rows, with the conditions they were measured under, atomically."""
     under = conditions()
     write_rows([{**asdict(row), **under} for row in rows], path)
 
 
 def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Rows that all have the same columns; the file appears whole or not at all."""
+    """Write rows that all have the same columns, atomically."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Bytes for each element sent: by our own meter, and by the counters of the hosts' interfaces."""
+"""Bytes per element sent: by our own meter, and by the counters of the hosts' interfaces."""
 
 import time
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from gradsieve_lab.netlab.network import network
 from gradsieve_lab.netlab.rates import DEFAULT_RATE, parse_links
 
 CASES = ("topk", "cltk", "micro", OURS, BF16, FP8)
-HEADERS = 66  # bytes of Ethernet, IP and TCP in a packet, with the time stamps that Linux sends
-_DRAIN_S = 0.2  # after which nothing is left in a link's queue
+HEADERS = 66  # bytes per packet of Ethernet, IP and TCP headers, with Linux's timestamps
+_DRAIN_S = 0.2  # seconds after which a link's queue is empty
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sent:
 
 
 def bench_wire(hosts: int, density: float, steps: int, cases: Sequence[str] = CASES) -> list[Row]:
-    """For each case the meter's bytes for each element, then what the interfaces counted, without their headers."""
+    """Per case: the meter's bytes per element, then what the interfaces counted, without and with headers."""
     with network(parse_links(DEFAULT_RATE, hosts)) as made:
         found = run_workers(_send, hosts, density, steps, tuple(cases), places=made.places(hosts))
     rows = []
@@ -53,7 +53,7 @@ def _send(post: Post, density: float, steps: int, names: tuple[str, ...]) -> dic
         case = make_case(name, post.rank, density)
         assert case.sieve is not None
         case.step()  # compares settings
-        _settle()
+        _drain_queues()
         bytes_, packets = post.place.sent()
         selected, metered = 0, 0.0
         for _ in range(steps):
@@ -61,12 +61,12 @@ def _send(post: Post, density: float, steps: int, names: tuple[str, ...]) -> dic
             assert case.sieve.report is not None
             selected += case.sieve.report.selected
             metered += case.sieve.report.ring_bytes
-        _settle()
+        _drain_queues()
         counted = tuple(now - before for now, before in zip(post.place.sent(), (bytes_, packets), strict=True))
         found[name] = Sent(selected, metered, *counted)
     return found
 
 
-def _settle() -> None:
+def _drain_queues() -> None:
     dist.barrier()
     time.sleep(_DRAIN_S)

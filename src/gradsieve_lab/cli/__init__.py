@@ -22,7 +22,7 @@ FIRST_STEPS = """Train data-parallel models over slow networks: send about 1 % p
   gradsieve lab run -- python train.py    your own DDP script over slow links
 
 All commands: gradsieve --help.
-In a script of your own, start with gradsieve.sparsify or gradsieve.share."""
+In your own script, start with gradsieve.sparsify or gradsieve.share."""
 app = typer.Typer(
     invoke_without_command=True,
     add_completion=True,
@@ -62,14 +62,14 @@ first_steps.__doc__ = __doc__
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     may_restart()
     app()
 
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def doctor(context: typer.Context) -> None:
-    """Check devices, kernels and links: laws, speeds, latency.
+    """Check devices, kernels and links: results, speed, latency.
 
     Example: torchrun --nproc-per-node 2 -m gradsieve doctor
     """
@@ -97,7 +97,7 @@ def info(as_json: AsJson = False) -> None:
     out = console()
     for name, value in conditions().items():
         out.print(f"{name:<12}{value}")
-    groups = {"sparsifiers": known, "torch's own hooks": PEERS, "a replica for each worker": REPLICATED}
+    groups = {"sparsifiers": known, "torch's own hooks": PEERS, "one replica per worker": REPLICATED}
     for title, entries in groups.items():
         out.print(title)
         for name, options in entries.items():

@@ -22,7 +22,7 @@ app = typer.Typer(
     Example: gradsieve bench step --workers 2 --repeats 10""",
 )
 Cases = Annotated[
-    str, typer.Option(help='Only these, as in "plain DDP; share, delay=1; compute alone"; default: all.')
+    str, typer.Option(help='Cases to run, as in "plain DDP; share, delay=1; compute alone"; default: all.')
 ]
 Repeats = Annotated[int, typer.Option(help="Repetitions; medians are reported.")]
 Out = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file.")]
@@ -35,7 +35,7 @@ def kernels(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Kernels and a whole step against passes over memory.
+    """Compare kernels and a whole step to passes over memory.
 
     Example: gradsieve bench kernels --n 5000000
     """
@@ -71,9 +71,9 @@ def step(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """A DDP step on loopback: ours, plain, torch's hooks.
+    """Time a DDP step on loopback: ours, plain, torch's hooks.
 
-    The model has 10.5M parameters; the processes talk over gloo.
+    The model has 10.5M parameters; the processes communicate over gloo.
 
     Example: gradsieve bench step --workers 2 --out step.csv
     """
@@ -98,23 +98,23 @@ def step(
         return
     _print_rows(rows, f"10 linear layers of 1024, batch 32, loopback, medians of {repeats} steps")
     console().print(
-        "ratio: to plain DDP with as many processes (P); memory in float32 copies of the model.\n" + foot()
+        "ratio: to plain DDP with the same P (processes); memory in float32 copies of the model.\n" + foot()
     )
 
 
 @app.command()
 def lab(
-    hosts: Annotated[int, typer.Option(help="How many.")] = 4,
-    rates: Annotated[str, typer.Option(help="Of the links, separated by commas.")] = "1gbit,100mbit,20mbit",
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
+    rates: Annotated[str, typer.Option(help="Link rates, separated by commas.")] = "1gbit,100mbit,20mbit",
     density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
     repeats: Repeats = 15,
     cases: Cases = "",
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """A DDP step between hosts with slow links (Linux).
+    """Time a DDP step between hosts with slow links (Linux).
 
-    Cases that take very long are repeated less often, three times at least.
+    Slow cases are repeated less often, at least three times.
 
     Example: gradsieve bench lab --rates 100mbit --repeats 10
     """
@@ -135,11 +135,11 @@ def lab(
         task = progress.add_task("", total=len(wanted))
         for rate in wanted:
 
-            def told(what: str, rate: str = rate) -> None:
+            def show(what: str, rate: str = rate) -> None:
                 progress.update(task, description=f"{rate}: {what}")
 
-            told("starting")
-            rows += bench_lab(hosts, rate, density, repeats, told, chosen)
+            show("starting")
+            rows += bench_lab(hosts, rate, density, repeats, show, chosen)
             progress.advance(task)
     if _deliver(rows, out, as_json):
         return
@@ -151,13 +151,13 @@ def lab(
 
 @app.command()
 def wire(
-    hosts: Annotated[int, typer.Option(help="How many.")] = 4,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
     density: Annotated[float, typer.Option(help="Fraction of the gradient to send, in (0, 1].")] = 0.001,
-    steps: Annotated[int, typer.Option(help="Steps whose bytes are counted.")] = 30,
+    steps: Annotated[int, typer.Option(help="Steps to count.")] = 30,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bytes for each element sent, metered and counted (Linux).
+    """Measure bytes per element sent (Linux).
 
     Example: gradsieve bench wire --density 0.01
     """
@@ -172,10 +172,10 @@ def wire(
     rows = bench_wire(hosts, density, steps)
     if _deliver(rows, out, as_json):
         return
-    _print_rows(rows, f"bytes a worker sends for each selected element, {hosts} hosts")
+    _print_rows(rows, f"bytes sent per worker and selected element, {hosts} hosts")
     console().print(
-        "metered: by our own count. counted: by the interfaces, without headers of Ethernet, IP "
-        "and TCP; its ratio is to metered.\n" + foot()
+        "metered: by our own meter. counted: by the interfaces, without Ethernet, IP and TCP "
+        "headers; ratio to metered.\n" + foot()
     )
 
 
@@ -185,7 +185,7 @@ def _progress(hidden: bool) -> Progress:
 
 
 def _deliver(rows: list[Row], out: Path | None, as_json: bool) -> bool:
-    """Write the rows where they are wanted; says whether nothing else is to be printed."""
+    """Write the rows to a file, and as JSON if wanted; returns whether to print nothing else."""
     if out is not None:
         with clear_errors():
             write_csv(rows, out)

@@ -1,4 +1,4 @@
-"""What all commands share: errors in one sentence, tables for 80 columns, JSON."""
+"""Code shared by all commands: errors in one sentence, tables for 80 columns, JSON."""
 
 import json
 import sys
@@ -16,12 +16,12 @@ from rich.table import Table
 from gradsieve._check import BadInput
 from gradsieve_lab.conditions import conditions, in_words
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """A mistake of the user ends in one sentence and exit code 2; a traceback is for our own mistakes."""
+    """End with one sentence and exit code 2 on a user's mistake; tracebacks are for our own bugs."""
     try:
         yield
     except BadInput as error:
@@ -34,13 +34,13 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def check_out(out: Path | None) -> None:
-    """A file can be written there, as far as one can tell before."""
+    """Raise an error if no file can be written there, as far as is known beforehand."""
     if out is not None and out.is_dir():
         raise BadInput(f"out must be a file, got the folder {out}")
 
 
 def new_folder(name: str) -> Path:
-    """Where a run goes if nobody says: below runs/, with the time."""
+    """The default folder of a run: below runs/, with the time."""
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -55,7 +55,7 @@ def console() -> Console:
 
 
 def table(title: str, words: list[str], figures: list[str]) -> Table:
-    """A table for 80 columns: words to the left, figures to the right."""
+    """A table for 80 columns: text columns aligned left, number columns right."""
     made = Table(
         title=title,
         title_justify="left",

@@ -1,4 +1,4 @@
-"""The live table of several runs: a row with a progress bar for each."""
+"""The live table of several runs, with a progress bar for each."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from gradsieve_lab.cli.common import table
-from gradsieve_lab.cli.live import clock, show, started
+from gradsieve_lab.cli.live import LOGGED, clock, show, started
 from gradsieve_lab.report.table import duration, size
 from gradsieve_lab.runs.running import Listen
 from gradsieve_lab.runs.training import Progress, Starting
@@ -22,7 +22,7 @@ _BAR = 22  # columns
 
 @dataclass
 class Row:
-    """One run: what is known of it so far."""
+    """The progress of one run so far."""
 
     label: str
     since: float = 0.0  # when its workers were started; 0: not yet
@@ -30,7 +30,7 @@ class Row:
 
 
 class Dashboard:
-    """All runs of one task; listens to them one after the other."""
+    """The table of all runs of one task, which run one after the other."""
 
     def __init__(self, title: str, metric: Metric, labels: Sequence[str]) -> None:
         self.title, self.metric = title, metric
@@ -44,7 +44,7 @@ class Dashboard:
             row.news = news
 
     def __rich__(self) -> Table:
-        made = table(self.title, ["method", ""], ["steps", self.metric.name, "sent", "a step", "time"])
+        made = table(self.title, ["method", ""], ["steps", self.metric.name, "sent", "time/\nstep", "time"])
         for row in self.rows.values():
             made.add_row(row.label, *self._cells(row))
         return made
@@ -56,13 +56,13 @@ class Dashboard:
             return [waits, "", "", "", "", ""]
         bar = ProgressBar(total=1.0, completed=news.fraction, width=_BAR)
         value = "" if news.metric is None else self.metric.show(news.metric)
-        a_step = duration(news.seconds / news.step) if news.step else ""
-        return [bar, f"{news.step:,}", value, size(news.bytes), a_step, clock(news.seconds)]
+        per_step = duration(news.seconds / news.step) if news.step else ""
+        return [bar, f"{news.step:,}", value, size(news.bytes), per_step, clock(news.seconds)]
 
 
 @contextmanager
 def dashboard(title: str, metric: Metric, labels: Sequence[str], *, hidden: bool) -> Iterator[Listen]:
-    """A table that changes while inside and stays; in a log a line when a run starts and one when it ends."""
+    """Show a live table, which stays at the end; in a log, a line when a run starts and one when it ends."""
     screen = Console(stderr=True)
     if hidden:
         yield lambda news: None
@@ -76,7 +76,7 @@ def dashboard(title: str, metric: Metric, labels: Sequence[str], *, hidden: bool
             if isinstance(news, Starting):
                 screen.print(f"{news.label}: {started(news)}", highlight=False, soft_wrap=True)
             elif news.over:
-                screen.print(show(news, metric), highlight=False, soft_wrap=True)
+                screen.print(show(news, metric, LOGGED), highlight=False, soft_wrap=True)
 
         screen.print(title, highlight=False, soft_wrap=True)
         yield log

@@ -1,4 +1,4 @@
-"""`gradsieve demo`: five methods on two models, over links of 100 Mbit/s between four hosts of this machine."""
+"""`gradsieve demo`: five methods on two models, over 100 Mbit/s links between four hosts on this machine."""
 
 import dataclasses
 from dataclasses import dataclass, replace
@@ -26,17 +26,17 @@ from gradsieve_lab.runs.summary import summarise, summarise_all
 from gradsieve_lab.tasks import TASKS
 
 _HOSTS = 4
-_MANY = 100_000  # steps: the time is up before
+_MANY = 100_000  # steps: more than the time allows
 _WARM_UP = 10 / _MANY
-# As docs/share.md advises: eight-bit values, which take the bytes of exdyna's float32 ones, beside the computing.
+# As docs/share.md advises: fp8 values, as many bytes as exdyna's float32, sent while computing.
 _SHARE = "share:density=0.027:values=fp8:delay=1"
-# The same bytes in fewer messages: a round costs this small a model more time than its bytes do.
+# The same bytes in fewer messages: for a model this small, a round costs more time than its bytes.
 _SHARE_RARELY = "share:density=0.1:every=4:values=fp8:delay=1"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One model and its methods; a label is what the table calls a method."""
+    """One model and its methods, by their labels in the table."""
 
     name: str
     title: str
@@ -68,13 +68,13 @@ PARTS = (
 
 def demo(
     seconds: Annotated[float, typer.Option(help="Training time of each of the ten runs.")] = 13.0,
-    rate: Annotated[str, typer.Option(help="Of the links between the four hosts.")] = "100mbit",
-    loopback: Annotated[bool, typer.Option("--loopback", help="Without slow links.")] = False,
+    rate: Annotated[str, typer.Option(help="Rate of the links between the four hosts.")] = "100mbit",
+    loopback: Annotated[bool, typer.Option("--loopback", help="Use loopback instead of slow links.")] = False,
     seed: Annotated[int, typer.Option(help="Same seed, same start.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """See what it is for: five methods, slow links, 4 minutes.
+    """See the gain: five methods over slow links, 4 minutes.
 
     Four hosts on this machine train a small GPT and an image model for the same time with plain DDP, torch's fp16
     and PowerSGD hooks, ExDyna on gradients, and shared weights. Nothing is downloaded.
@@ -86,7 +86,7 @@ def demo(
         if seconds <= 0:
             raise BadInput(f"seconds must be positive, got {seconds:g}")
         folder = check_folder(out or new_folder("demo"))
-        why = "you asked for it" if loopback else _why_not()
+        why = "you asked for it" if loopback else _lab_problem()
         common: dict[str, Any] = {
             "workers": _HOSTS,
             "steps": _MANY,
@@ -96,7 +96,7 @@ def demo(
         }
         common |= {"seed": seed, "save": False} | ({} if why else {"lab_hosts": _HOSTS, "lab_rate": rate})
         parts = [(part, Settings(**part.settings, **common)) for part in PARTS]
-    place = f"{_HOSTS} hosts on links of {rate}" if not why else f"{_HOSTS} processes on loopback"
+    place = f"{_HOSTS} hosts on {rate} links" if not why else f"{_HOSTS} processes on loopback"
     if not as_json:
         typer.echo(f"{place}, {duration(seconds)} of training for each of ten runs")
         if why:
@@ -109,8 +109,8 @@ def demo(
     _finish([(part, runs) for part, runs in done if runs], folder, as_json, stop)
 
 
-def _why_not() -> str:
-    """Why this machine has no lab, or nothing."""
+def _lab_problem() -> str:
+    """Why the lab cannot run on this machine; empty if it can."""
     try:
         enter_lab()
     except BadInput as problem:
@@ -149,12 +149,12 @@ def _finish(done: list[tuple[Part, list[Run]]], folder: Path, as_json: bool, sto
         if runs:
             typer.echo(f"report: {page.resolve().as_uri()}")
     if stop.signal:
-        typer.echo("stopped; a demo starts from the beginning: gradsieve demo", err=True)
+        typer.echo("stopped; a demo cannot be resumed, start again with: gradsieve demo", err=True)
         raise typer.Exit(128 + stop.signal)
 
 
 def _print_part(part: Part, runs: list[Run]) -> None:
-    """Quality at equal time and at equal steps, bytes and time of a step."""
+    """Print quality at equal time and at equal steps, and bytes and time per step."""
     metric, dense = runs[0].metric, next((run for run in runs if run.name == DENSE), runs[0])
     steps = len(dense.steps)
     made = table(
@@ -164,13 +164,13 @@ def _print_part(part: Part, runs: list[Run]) -> None:
             f"{metric.name}\nat the end",
             f"{metric.name}\nafter {steps} steps",
             "steps",
-            "bytes\na step",
-            "time\na step",
+            "bytes/\nstep",
+            "time/\nstep",
         ],
     )
     for run in runs:
         row, values = summarise(run), (run.metrics[-1]["value"] if run.metrics else None, at_step(run, steps))
-        a_step = row.seconds / max(row.steps, 1)  # on average: with `every`, steps differ
+        per_step = row.seconds / max(row.steps, 1)  # on average: with `every`, steps differ
         texts = ["" if value is None else metric.show(value) for value in values]
-        made.add_row(run.name, *texts, f"{row.steps:,}", size(row.bytes_per_step), duration(a_step))
+        made.add_row(run.name, *texts, f"{row.steps:,}", size(row.bytes_per_step), duration(per_step))
     console().print(made)

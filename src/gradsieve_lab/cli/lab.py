@@ -1,4 +1,4 @@
-"""`gradsieve lab`: several hosts on this machine, with links as slow as one likes."""
+"""`gradsieve lab`: several hosts on this machine, with links of any rate."""
 
 import shutil
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from gradsieve_lab.netlab.rates import DEFAULT_RATE, parse_links
 from gradsieve_lab.netlab.rootless import enter_lab
 from gradsieve_lab.runs.running import Stop
 
-OWN = ("train", "compare")  # commands that know of labs themselves
+OWN = ("train", "compare")  # commands with lab options of their own
 app = typer.Typer(
     no_args_is_help=True,
     help="""Hosts in network namespaces, joined by slow links (Linux).
@@ -25,14 +25,14 @@ app = typer.Typer(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
-    hosts: Annotated[int, typer.Option(help="How many.")] = 4,
+    hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
     rate: Annotated[
-        str, typer.Option(help="Of all links: 100mbit, or up/down, or one for each host, with commas.")
+        str, typer.Option(help="Link rate: 100mbit, or up/down, or one per host, separated by commas.")
     ] = DEFAULT_RATE,
 ) -> None:
     """Run train, compare or any program on hosts.
 
-    A program is started once a host, with the environment of torchrun.
+    A program is started once per host, with the environment of torchrun.
 
     Example: gradsieve lab run --hosts 2 --rate 20mbit -- python my_ddp.py
     """

@@ -17,21 +17,21 @@ from gradsieve_lab.runs.running import Listen, Stop
 from gradsieve_lab.runs.training import Progress, Starting
 from gradsieve_lab.tasks.base import Metric
 
-COLUMNS = 80
+COLUMNS, LOGGED = 80, 1000  # of a live line, which must not wrap, and of a line in a log
 _SHORTEST_LABEL = 8
 
 
-def show(progress: Progress, metric: Metric) -> str:
-    """One line of at most 80 columns: a long label is cut, and where that is not enough, words are."""
+def show(progress: Progress, metric: Metric, columns: int = COLUMNS) -> str:
+    """One line: if it has more columns, a long label is cut, then words are left out."""
     value = "" if progress.metric is None else f"  {metric.name} {metric.show(progress.metric)}"
     steps, loss = f"{progress.step}/{progress.steps}", f"{progress.loss:.3g}"
     rest = f"{progress.density:.2g}  {size(progress.bytes)}  {clock(progress.seconds)}"
     line = f"{steps}  loss {loss}{value}  density {rest}"
-    room = COLUMNS - len(line) - 2
+    room = columns - len(line) - 2
     if room < _SHORTEST_LABEL:
         line = f"{steps}  {loss}{value}  {rest}"
-        room = COLUMNS - len(line) - 2
-    return f"{progress.label[: max(room, 0)]}  {line}"[:COLUMNS]
+        room = columns - len(line) - 2
+    return f"{progress.label[: max(room, 0)]}  {line}"[:columns]
 
 
 def clock(seconds: float) -> str:
@@ -44,14 +44,14 @@ def clock(seconds: float) -> str:
 
 @contextmanager
 def watched(metric: Metric, stop: Stop, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
-    """A live line while inside; bad input ends in one sentence, a worker's failure in its traceback."""
+    """Show a live line; report bad input in one sentence, a worker's failure with its traceback."""
     with live(metric, hidden=hidden, brief=brief) as listen, stop.watching(), clear_failures():
         yield listen
 
 
 @contextmanager
 def clear_failures() -> Iterator[None]:
-    """Bad input ends in one sentence, a worker's failure in its traceback, a second Ctrl-C at once."""
+    """Report bad input in one sentence, a worker's failure with its traceback, and a second Ctrl-C at once."""
     try:
         yield
     except BadInput as error:
@@ -65,7 +65,7 @@ def clear_failures() -> Iterator[None]:
 
 
 class Line:
-    """The last news of a run in one line; while workers start, it counts the seconds."""
+    """The latest progress of a run in one line; while workers start, it counts the seconds."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric, self.news = metric, Text("")
@@ -90,8 +90,8 @@ def started(news: Starting) -> str:
 
 @contextmanager
 def live(metric: Metric, *, hidden: bool, brief: bool = False) -> Iterator[Listen]:
-    """What listens to a run and shows it: one line that changes on a terminal; in a log a new one per evaluation,
-    or only the last one of a run if it should be `brief`."""
+    """Yield a listener that shows a run's progress: one changing line on a terminal; in a log, one line per
+    evaluation, or only the run's last line if `brief`."""
     screen = Console(stderr=True)
     with _live(screen, metric, hidden, brief) as show_it:
 
@@ -99,7 +99,7 @@ def live(metric: Metric, *, hidden: bool, brief: bool = False) -> Iterator[Liste
             if not closed:
                 try:
                     show_it(progress)
-                except (OSError, SystemExit):  # rich's way to say that nobody reads any more
+                except (OSError, SystemExit):  # rich raises these when nobody reads any more
                     closed.append(True)
 
         closed: list[bool] = []
@@ -123,6 +123,6 @@ def _live(screen: Console, metric: Metric, hidden: bool, brief: bool) -> Iterato
                     screen.print(f"{news.label}: {started(news)}", highlight=False, soft_wrap=True)
             elif news.over or (news.metric != last[0] and not brief):
                 last[0] = news.metric
-                screen.print(show(news, metric), highlight=False, soft_wrap=True)
+                screen.print(show(news, metric, LOGGED), highlight=False, soft_wrap=True)
 
         yield log

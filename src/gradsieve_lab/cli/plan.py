@@ -1,4 +1,4 @@
-"""`gradsieve plan`: what a step will take on a network, and whether anything beats plain DDP there."""
+"""`gradsieve plan`: predict the step time on a network, and whether anything beats plain DDP there."""
 
 import os
 import re
@@ -28,22 +28,22 @@ def plan(
     what: Annotated[
         str, typer.Argument(metavar="[WHAT]", help="MODULE:factory, or a training script (arguments after --).")
     ] = "",
-    parameters: Annotated[str, typer.Option(help="Of the model, as in 125M.")] = "",
-    model_bytes: Annotated[str, typer.Option(help="Of the model in float32, as in 500M.")] = "",
-    workers: Annotated[int | None, typer.Option(help="How many; default: the processes of torchrun.")] = None,
+    parameters: Annotated[str, typer.Option(help="Number of parameters, as in 125M.")] = "",
+    model_bytes: Annotated[str, typer.Option(help="Size of the model in float32, as in 500M.")] = "",
+    workers: Annotated[int | None, typer.Option(help="Number of workers; default: those of torchrun.")] = None,
     link: Annotated[str, typer.Option(help="Bandwidth, as in 100mbit; default: measured between ranks.")] = "",
-    latency_ms: Annotated[float, typer.Option(help="Of the network, if --link is given.")] = LATENCY_MS,
-    step_ms: Annotated[float | None, typer.Option(help="Of a step on one worker alone; default: measured.")] = None,
-    sparsifier: Annotated[str, typer.Option(help=f"Of gradients: {' or '.join(GRADIENTS)}.")] = GRADIENTS[0],
-    densities: Annotated[str, typer.Option(help="To compare.")] = ",".join(map(str, DENSITIES)),
-    every: Annotated[str, typer.Option(help="Steps between rounds of weights.")] = ",".join(map(str, EVERY)),
-    ranks: Annotated[str, typer.Option(help="Of PowerSGD.")] = ",".join(map(str, RANKS)),
-    values: Annotated[str, typer.Option(help="fp32, bf16 or fp8: how values travel.")] = "fp32",
-    backend: Annotated[str | None, typer.Option(help="gloo or nccl; default: gloo, or as the ranks.")] = None,
+    latency_ms: Annotated[float, typer.Option(help="Network latency, if --link is given.")] = LATENCY_MS,
+    step_ms: Annotated[float | None, typer.Option(help="Step time of one worker alone; default: measured.")] = None,
+    sparsifier: Annotated[str, typer.Option(help=f"For gradients: {' or '.join(GRADIENTS)}.")] = GRADIENTS[0],
+    densities: Annotated[str, typer.Option(help="Densities to compare.")] = ",".join(map(str, DENSITIES)),
+    every: Annotated[str, typer.Option(help="Steps between rounds of share.")] = ",".join(map(str, EVERY)),
+    ranks: Annotated[str, typer.Option(help="Ranks of PowerSGD.")] = ",".join(map(str, RANKS)),
+    values: Annotated[str, typer.Option(help="Format of sent values: fp32, bf16 or fp8.")] = "fp32",
+    backend: Annotated[str | None, typer.Option(help="gloo or nccl; default: the ranks' backend, or gloo.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page with a plot.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the time of a step, and recommend a way to train.
+    """Predict the step time and recommend a way to train.
 
     Give numbers, or start it with torchrun on the hosts where you will train: it then measures the network.
     A factory returns a model, or a model and a function for the loss of a batch.
@@ -64,7 +64,7 @@ def plan(
             "loss": loss,
         }
         step = measured if step_ms is None else step_ms
-        with _ranks() as leads:
+        with _process_group() as leads:
             found = make_plan(subject, workers, link or None, step, **options)
     if not leads:
         return
@@ -101,8 +101,8 @@ def _subject(what: str, arguments: list[str], parameters: str, model_bytes: str)
 
 
 @contextmanager
-def _ranks() -> Iterator[bool]:
-    """A process group while inside, where torchrun or the like started several processes; says who leads."""
+def _process_group() -> Iterator[bool]:
+    """Join a process group if torchrun or similar started several processes; yields whether this one leads."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True
         return

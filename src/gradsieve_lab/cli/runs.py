@@ -1,4 +1,4 @@
-"""The commands that train: train, compare, simulate; and report, which shows what they recorded."""
+"""The commands that train (train, compare, simulate), and report, which shows what they recorded."""
 
 import dataclasses
 import tempfile
@@ -30,8 +30,8 @@ from gradsieve_lab.tasks import TASKS
 TaskName = Annotated[str, typer.Argument(metavar="TASK", show_default=False, help=f"One of {', '.join(TASKS)}.")]
 Sparsifier = Annotated[str, typer.Option(help="A method; options as in cltk:beta=0.1. See: gradsieve info")]
 NewFolder = Annotated[Path | None, typer.Option(help="A new folder; default: one below runs/.")]
-_MAY_CHANGE = ("steps", "seconds", "workers", "data_dir", "lab_hosts", "lab_rate", "timeout")  # when a run goes on
-SIMULATED = (  # what `simulate --json` prints, and in which order
+_MAY_CHANGE = ("steps", "seconds", "workers", "data_dir", "lab_hosts", "lab_rate", "timeout")  # by --resume
+SIMULATED = (  # what `simulate --json` prints, in this order
     "task",
     "sparsifier",
     "workers",
@@ -64,7 +64,7 @@ def train(
     task: TaskName = "",
     sparsifier: Sparsifier = "exdyna",
     out: NewFolder = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     checkpoint_every: Annotated[
         int, typer.Option(help="Steps between checkpoints; default: only at the end or Ctrl-C.", show_default=False)
     ] = 0,
@@ -74,7 +74,7 @@ def train(
 ) -> None:
     """Train a task with one method, in real processes.
 
-    Under torchrun it joins its processes. Ctrl-C leaves a checkpoint; go on with --resume.
+    Under torchrun it uses torchrun's processes. Ctrl-C saves a checkpoint; go on with --resume.
 
     Example: gradsieve train resnet --sparsifier topk --density 0.01
     """
@@ -89,7 +89,7 @@ def train(
     stop = running.Stop()
     with _watched(settings, as_json, stop) as listen:
         run = running.run(settings, folder, listen, stop, resume=resume is not None)
-    if run is None:  # another process of torchrun's tells
+    if run is None:  # another of torchrun's processes reports it
         return
     _print_results([run], as_json)
     if stop.signal:
@@ -105,7 +105,7 @@ def compare(
     options: dict[str, Any],
     task: TaskName,
     sparsifiers: Annotated[
-        str, typer.Option(help="Separated by commas; gain kept needs dense and alone.")
+        str, typer.Option(help="Methods, separated by commas; dense and alone show the gain kept.")
     ] = "dense,alone,share,exdyna,topk,cltk,hard_threshold,sidco,average",
     virtual: Annotated[bool, typer.Option("--virtual", help="Virtual workers in one process.")] = False,
     out: NewFolder = None,
@@ -113,7 +113,7 @@ def compare(
 ) -> None:
     """Compare methods on a task: a table and a report.
 
-    Task, seed and data are the same for all; ends with a table and a page.
+    Task, seed and data are the same for all methods.
 
     Example: gradsieve compare mlp --sparsifiers dense,powersgd,exdyna
     """
@@ -153,7 +153,7 @@ def simulate(
         print_json(found)
     else:
         for key, value in found.items():
-            console().print(f"{key:<22}{_for_people(key, value)}")
+            console().print(f"{key:<22}{_readable(key, value)}")
     if stop.signal:
         again = command_line().replace("simulate", "train --virtual", 1)
         typer.echo(f"stopped after {len(run.steps)} steps; with checkpoints: {again}", err=True)
@@ -206,7 +206,7 @@ def _compare(settings: Settings, methods: list[Method], folder: Path, as_json: b
 
 
 def _settings(task: str, options: dict[str, Any]) -> Settings:
-    """Checked, together with the task and its files: before anything starts or is written."""
+    """The settings, checked together with the task and its files before anything starts or is written."""
     if not task:
         raise BadInput(f"task must be one of {', '.join(TASKS)}, got none")
     if options.get("workers") is None:
@@ -214,11 +214,11 @@ def _settings(task: str, options: dict[str, Any]) -> Settings:
     settings = Settings(task, **options)
     if running.under_torchrun():
         settings = dataclasses.replace(settings, workers=running.torchrun_workers())
-    return _possible(settings)
+    return _checked(settings)
 
 
-def _possible(settings: Settings) -> Settings:
-    """The same settings, if their files are there and their lab can be."""
+def _checked(settings: Settings) -> Settings:
+    """The same settings, after checking that their files exist and their lab can run."""
     settings.make_task()
     if settings.lab_hosts:
         enter_lab()
@@ -226,7 +226,7 @@ def _possible(settings: Settings) -> Settings:
 
 
 def _resumed(folder: Path, context: typer.Context) -> Settings:
-    """The settings in the record, with those that may change: for longer, or on more or fewer workers."""
+    """The recorded settings, with the changes given: a longer run, or more or fewer workers."""
     settings = Settings.from_dict(read_run(folder).settings)
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
@@ -239,7 +239,7 @@ def _resumed(folder: Path, context: typer.Context) -> Settings:
     changed = {name: context.params[name] for name in _MAY_CHANGE if name in given}
     if running.under_torchrun():
         changed["workers"] = running.torchrun_workers()
-    return _possible(dataclasses.replace(settings, **changed))
+    return _checked(dataclasses.replace(settings, **changed))
 
 
 def _watched(settings: Settings, as_json: bool, stop: running.Stop) -> AbstractContextManager[running.Listen]:
@@ -270,12 +270,12 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
         columns["gain\nkept"] = [_shown(whole_percent, row.gain_kept) for row in rows]
     if not in_lab:
         columns["density"] = [f"{row.density_mean:.3g}" for row in rows]
-    columns["bytes\na step"] = [size(row.bytes_per_step) for row in rows]
+    columns["bytes/\nstep"] = [size(row.bytes_per_step) for row in rows]
     if in_lab:
         columns["counted"] = [_shown(size, row.wire_bytes_per_step) for row in rows]
     columns["saved"] = [_shown(lambda times: f"{times:.3g}x", row.compression) for row in rows]
     times = {"select": "select_ms", "comm.": "communicate_ms", "step": "step_ms"}
-    for heading, field in list(times.items())[gains:]:  # there is no room for all
+    for heading, field in list(times.items())[gains:]:  # not all fit
         columns[heading] = [f"{getattr(row, field):.1f}" for row in rows]
     columns["time"] = [duration(row.seconds) for row in rows]
     made = table(
@@ -294,18 +294,18 @@ def _legend(metric: str, in_lab: bool, gains: bool) -> str:
     return " ".join(
         [
             f"{metric}: after the last step.",
-            *(["gain kept: of what dense gains over alone."] if gains else []),
-            "bytes: of one worker on the wire.",
-            *(["counted: what a host's interface really sent in a step, headers included."] if in_lab else []),
-            "saved: bytes of plain data-parallel training against these.",
-            f"{'' if gains else 'select, '}comm., step: median ms of a step and worker,",
-            "mean where only some steps exchange.",
+            *(["gain kept: fraction of dense's gain over alone."] if gains else []),
+            "bytes: sent per worker.",
+            *(["counted: sent per step by a host's interface, headers included."] if in_lab else []),
+            "saved: bytes of plain data-parallel training over these.",
+            f"{'' if gains else 'select, '}comm., step: median ms per step and worker,",
+            "mean if only some steps exchange.",
         ]
     )
 
 
-def _for_people(key: str, value: Any) -> str:
-    """A value of `simulate` with its unit."""
+def _readable(key: str, value: Any) -> str:
+    """Format a value of `simulate` with its unit."""
     if key.startswith("bytes_"):
         return size(value)
     if key == "seconds":

@@ -1,1 +1,1 @@
-"""Hosts in network namespaces, with links as slow as one likes."""
+"""Hosts in network namespaces, with links of any rate."""

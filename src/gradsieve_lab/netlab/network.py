@@ -1,7 +1,7 @@
 """Several hosts on one machine: network namespaces, joined by a switch in another, over links of a given rate.
 
-No interface and no address ever exists outside the namespaces. They have no names, only open files of the process
-that made them: when it ends, however it ends, the kernel removes them.
+No interface or address exists outside the namespaces. They have no names, only open files of the process that made
+them: when it ends, for whatever reason, the kernel removes them.
 """
 
 import os
@@ -19,17 +19,17 @@ from gradsieve_lab.netlab.rates import Link
 
 INTERFACE = "eth0"
 _SWITCH = "switch"
-# A link may save up a millisecond of sending, or four full packets. Its queue holds more than any TCP window here,
-# so that no packet is lost: losses are another matter than rates.
+# A link's burst is a millisecond of sending, or four full packets. Its queue holds more than any TCP window here,
+# so that no packet is lost: the lab limits rates only.
 _BURST_S, _LEAST_BURST, _QUEUE = 0.001, 6200, 16 << 20
 
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts that exist now; `address(i)` can be reached from all of them."""
+    """The hosts of a lab; `address(i)` can be reached from all of them."""
 
     links: tuple[Link, ...]
-    namespaces: tuple[str, ...]  # a file for each host, as `nsenter --net=FILE` takes it; the last is the switch
+    namespaces: tuple[str, ...]  # one file per host, as for `nsenter --net=FILE`; the last is the switch
 
     def namespace(self, host: int) -> str:
         return self.namespaces[host]
@@ -42,12 +42,12 @@ class Network:
         _ip(self.namespaces[-1], f"link set {_port(host)} {'up' if up else 'down'}")
 
     def set_rate(self, host: int, rate: int) -> None:
-        """Another rate for a host's link, in bits per second, both ways."""
+        """Change the rate of a host's link, in bits per second, both ways."""
         _limit(self.namespace(host), INTERFACE, rate, "change")
         _limit(self.namespaces[-1], _port(host), rate, "change")
 
     def places(self, workers: int) -> list[Place]:
-        """Where each worker lives: as many on every host, neighbours together."""
+        """The place of each worker: equally many on every host, neighbours together."""
         hosts = len(self.links)
         assert workers % hosts == 0
         return [Place(self.namespace(rank * hosts // workers), INTERFACE) for rank in range(workers)]
@@ -55,7 +55,7 @@ class Network:
 
 @contextmanager
 def network(links: list[Link]) -> Iterator[Network]:
-    """A lab with one host per link, which exists while inside."""
+    """Create a lab with one host per link; it is removed on exit."""
     check_possible()
     files: list[int] = []
     try:
@@ -70,7 +70,7 @@ def network(links: list[Link]) -> Iterator[Network]:
 
 
 def check_possible() -> None:
-    """Raise `BadInput` that says what is missing, if anything is."""
+    """Raise `BadInput` if anything that the lab needs is missing."""
     if not os.path.isdir("/proc/self/ns"):
         raise BadInput("the lab needs network namespaces, which only Linux has")
     for program in ("ip", "tc"):
@@ -81,7 +81,7 @@ def check_possible() -> None:
 
 
 def _new_namespace() -> int:
-    """An open file of a new network namespace. A thread makes it: it alone moves there."""
+    """Make a network namespace; returns an open file of it. Done in a thread, since the maker moves there."""
     made: list[int | OSError] = []
 
     def make() -> None:
@@ -101,7 +101,7 @@ def _new_namespace() -> int:
 
 
 def _join(network: Network) -> None:
-    """Plug every host into the switch."""
+    """Connect every host to the switch."""
     *hosts, switch = network.namespaces
     _ip(switch, f"link add {_SWITCH} type bridge")
     _ip(switch, f"link set {_SWITCH} up")
@@ -117,7 +117,7 @@ def _join(network: Network) -> None:
 
 
 def _port(host: int) -> str:
-    """Where a host is plugged into the switch."""
+    """The switch's port for a host."""
     return f"host{host}"
 
 
@@ -131,7 +131,7 @@ def _ip(namespace: str, command: str) -> None:
 
 
 def _run(namespace: str, command: str) -> None:
-    # A session of its own: Ctrl-C is the lab's business, not that of the programs it calls.
+    # A new session: Ctrl-C is for the lab to handle, not for the programs it calls.
     done = subprocess.run(
         command.split(),
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Any program on the hosts of a lab, one process each, with the environment that torchrun would give it."""
+"""Run any program on the hosts of a lab, one process per host, with the environment of torchrun."""
 
 import ctypes
 import os
@@ -13,14 +13,14 @@ from gradsieve_lab.launch import enter_network
 from gradsieve_lab.netlab.network import INTERFACE, Network
 
 _PORT = 29500
-_GRACE_S = 5.0  # for programs that are told to end
+_GRACE_S = 5.0  # seconds that programs get to end after SIGTERM
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def run_everywhere(network: Network, command: Sequence[str], stop_requested: Callable[[], bool]) -> int:
-    """Start `command` on every host and wait; the first that fails, or a request to stop, ends all.
+    """Start `command` on every host and wait; the first failure, or a stop request, ends all.
 
-    Returns the exit code of the first that failed, or 0.
+    Returns the exit code of the first process that failed, or 0.
     """
     hosts = len(network.links)
     processes: list[subprocess.Popen[bytes]] = []
@@ -38,7 +38,7 @@ def run_everywhere(network: Network, command: Sequence[str], stop_requested: Cal
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Ask those that still run to end, and insist after a while."""
+    """Terminate processes that still run, and kill them after a grace period."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + _GRACE_S
@@ -64,13 +64,13 @@ def _start(network: Network, host: int, command: Sequence[str]) -> subprocess.Po
         return subprocess.Popen(
             command,
             env={**os.environ, **environment},
-            preexec_fn=partial(_settle, network.namespace(host)),
+            preexec_fn=partial(_enter_host, network.namespace(host)),
         )
     except OSError as problem:
         raise BadInput(f"{command[0]} could not be started: {problem.strerror}") from problem
 
 
-def _settle(namespace: str) -> None:
-    """In the new process, before the program starts: go to its host, and end with the lab."""
+def _enter_host(namespace: str) -> None:
+    """Move a new process to its host before the program starts, and make it end with the lab."""
     enter_network(namespace)
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

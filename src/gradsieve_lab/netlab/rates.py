@@ -1,4 +1,4 @@
-"""How fast links are, as the user says it: `1gbit`, `100mbit/20mbit` (up/down), or several, one a host."""
+"""Link rates as users write them: `1gbit`, `100mbit/20mbit` (up/down), or several, one per host."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _SLOWEST, _FASTEST = 10**5, 10**11
 
 @dataclass(frozen=True)
 class Link:
-    """What a host may send and receive, in bits a second."""
+    """The rates at which a host may send and receive, in bits per second."""
 
     up: int
     down: int

@@ -1,6 +1,6 @@
-"""A lab without root: the command starts itself again in a user namespace, in which it may make networks.
+"""A lab without root: the command restarts itself in a user namespace, in which it may create networks.
 
-There it is root over the networks it makes and over nothing else; its files still belong to the user.
+There it is root for the networks it creates and for nothing else; its files still belong to the user.
 """
 
 import os
@@ -13,7 +13,7 @@ from gradsieve_lab.netlab.network import check_possible
 
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net")
 _TRIAL = "ip link add trial type bridge && tc qdisc add dev trial root tbf rate 1mbit burst 6200 limit 10000"
-_command: list[str] = []  # how to start this program again; empty if it may not be
+_command: list[str] = []  # the command to restart this program; empty if that is not allowed
 
 
 def may_restart() -> None:
@@ -22,7 +22,7 @@ def may_restart() -> None:
 
 
 def enter_lab() -> None:
-    """Make labs possible in this process, or raise `BadInput` that says why they are not.
+    """Prepare this process for a lab, or raise `BadInput` with the reason why it cannot have one.
 
     An ordinary user's process is replaced by one in a user namespace, with the same command line.
     """
@@ -35,7 +35,7 @@ def enter_lab() -> None:
 
 
 def check_rootless() -> None:
-    """Raise `BadInput` if an ordinary user cannot have networks here."""
+    """Raise `BadInput` if an ordinary user cannot create networks here."""
     for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux")):
         if shutil.which(program) is None:
             raise BadInput(f"the lab needs the program {program}, which is not installed (package {package})")

@@ -1,4 +1,4 @@
-"""Reports on recorded runs: one HTML page that opens anywhere, and tables for those who go on computing."""
+"""Reports on recorded runs: one self-contained HTML page, and CSV tables for further analysis."""
 
 import csv
 import io
@@ -18,14 +18,14 @@ __all__ = ["render", "write_csv", "write_report"]
 
 
 def write_report(runs: Sequence[Run], out: Path) -> None:
-    """Write the page; it appears whole or not at all."""
+    """Write the page atomically."""
     write_whole(out, render(runs))
 
 
 def write_csv(runs: Sequence[Run], folder: Path) -> None:
     """Write `summary.csv`, one line per run, and `steps.csv`, one line per step of each run.
 
-    A metric stands in the line of the steps that were done when it was measured.
+    A metric is in the line with the number of steps that were done when it was measured.
     """
     if not runs:
         raise BadInput("a table must have one run at least, got none")
@@ -60,5 +60,5 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula begins with an apostrophe, which makes it text again."""
+    """Put an apostrophe before text that a spreadsheet would take for a formula, to make it text again."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

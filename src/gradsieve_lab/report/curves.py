@@ -1,4 +1,4 @@
-"""Points of a line: cleaned of what cannot be drawn, thinned to what can be seen."""
+"""Points of a line: without values that cannot be drawn, thinned to what is visible."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ def number(value: object) -> float | None:
 
 
 def points(pairs: Iterable[tuple[object, object]], *, log_x: bool = False, log_y: bool = False) -> Points:
-    """Points that can be drawn: a y that cannot is a gap, an x that cannot is left out. Empty if all are gaps."""
+    """Points that can be drawn: an invalid y is a gap, an invalid x is left out. Empty if all are gaps."""
     xs: list[float] = []
     ys: list[float | None] = []
     for raw_x, raw_y in pairs:
@@ -31,7 +31,7 @@ def points(pairs: Iterable[tuple[object, object]], *, log_x: bool = False, log_y
 
 
 def thin(xs: Sequence[float], ys: Sequence[float | None], at_most: int = AT_MOST) -> Points:
-    """At most so many points: the lowest and the highest of each stretch, so that spikes stay visible.
+    """At most `at_most` points: the lowest and the highest of each stretch, so that spikes stay visible.
 
     >>> thin(range(6), [0, 9, 1, 1, -5, 0], at_most=4)
     ([0, 1, 3, 4], [0, 9, 1, -5])
@@ -48,7 +48,7 @@ def thin(xs: Sequence[float], ys: Sequence[float | None], at_most: int = AT_MOST
 
 
 def smooth(xs: Sequence[float], ys: Sequence[float | None], at_most: int = AT_MOST) -> Points:
-    """The mean around evenly spaced points, over a fortieth of the line; a gap stays a gap."""
+    """The running mean over 1/40 of the line, at evenly spaced points; a gap stays a gap."""
     half = min(_WIDEST, len(xs) // 40) // 2
     at = range(len(xs)) if len(xs) <= at_most else [i * (len(xs) - 1) // (at_most - 1) for i in range(at_most)]
     means: list[float | None] = []
@@ -59,11 +59,11 @@ def smooth(xs: Sequence[float], ys: Sequence[float | None], at_most: int = AT_MO
 
 
 def median(values: Iterable[object]) -> float | None:
-    """The median of those that are numbers."""
+    """The median of the finite numbers; None if there are none."""
     known = [y for value in values if (y := number(value)) is not None]
     return statistics.median(known) if known else None
 
 
 def rounded(values: Iterable[float | None]) -> list[float | None]:
-    """Six digits are more than a screen shows, and half the size of the page."""
+    """Round to six digits: more than a screen shows, and half the page's size."""
     return [None if value is None else float(f"{value:.6g}") for value in values]

@@ -1,4 +1,4 @@
-"""A plot of lines, one a run, as plotly reads it but without a theme's colours: the page adds those."""
+"""Line plots for plotly, one line per run, without a theme's colours: the page adds those."""
 
 import html
 import math
@@ -18,7 +18,7 @@ _NOISY = 80  # more points than these are drawn faintly, with their running mean
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a plot's legend; `place` is that of the run, which can be hidden, or None."""
+    """An entry of a plot's legend; `place` is that of the run which it shows or hides, or None."""
 
     label: str
     style: Style
@@ -28,7 +28,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot, or, if `data` is empty, the reason why it is missing. `about` says how to read it."""
+    """One plot, or, if `data` is empty, the reason why it is missing. `about` explains how to read it."""
 
     key: str
     title: str
@@ -51,12 +51,12 @@ class Entry:
 
 
 def line_plot(plot: Plot, shown: Sequence[Shown], pairs: Pairs, *, noisy: bool = False) -> Plot:
-    """The plot with a line for each run that has a point."""
+    """Draw a line for each run that has a point."""
     return draw(plot, [Entry(each.label, each.style, each.place, pairs(each.run)) for each in shown], noisy=noisy)
 
 
 def draw(plot: Plot, entries: Iterable[Entry], *, noisy: bool = False) -> Plot:
-    """The plot with a line for each entry that has a point; its layout says which axes are logarithmic."""
+    """Draw a line for each entry that has a point; the plot's layout sets which axes are logarithmic."""
     log_x, log_y = (plot.layout[axis]["type"] == "log" for axis in ("xaxis", "yaxis"))
     faint, strong, keys, ends = [], [], [], []
     for each in entries:
@@ -85,7 +85,7 @@ def draw(plot: Plot, entries: Iterable[Entry], *, noisy: bool = False) -> Plot:
 
 
 def trace(label: str, style: Style, line: Points, place: int) -> Json:
-    """A line in plotly's words; `meta` is what the page paints and hides it by."""
+    """A line as a plotly trace; the page uses `meta` to colour and hide it."""
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -107,7 +107,7 @@ def axes(x: str, y: str, *, log_x: bool = False, log_y: bool = False, percent: b
 
 
 def log_axis(values: Sequence[float], least: float = 1.2) -> Json:
-    """An axis that shows all of this, and `least` times either way of the middle, so that flat looks flat."""
+    """A log axis over all values, and at least a factor of `least` around the middle, so that flat looks flat."""
     low, high = math.log10(min(values)), math.log10(max(values))
     middle, half = (low + high) / 2, max((high - low) / 2 * 1.1, math.log10(least))
     ticks: Json = {"dtick": 1} if half > 1.5 else {"dtick": "D2"} if half > 0.4 else {}

@@ -1,4 +1,4 @@
-"""The page: sections of runs that can be compared, in one HTML file that needs nothing else."""
+"""The report page: sections of comparable runs, in one self-contained HTML file."""
 
 import json
 from collections.abc import Sequence
@@ -21,10 +21,12 @@ from gradsieve_lab.report.words import sentence
 from gradsieve_lab.runs.records import Run
 from gradsieve_lab.runs.summary import Summary, summarise_all
 
+MOST_FINDINGS = 3  # in the headline
+
 
 @dataclass(frozen=True)
 class Facts:
-    """What is the same for all runs, and what is not: a column a key, a row a run."""
+    """Values common to all runs, and those that differ: one column per key, one row per run."""
 
     common: dict[str, str]
     keys: list[str]
@@ -35,6 +37,7 @@ class Facts:
 class Section:
     """Runs of the same task, data, model and number of workers."""
 
+    thing: str  # what was trained
     title: str
     sentence: str
     virtual: bool
@@ -46,7 +49,7 @@ class Section:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The whole page."""
+    """Render the report page."""
     if not runs:
         raise BadInput("a report must have one run at least, got none")
     groups = _groups(runs)
@@ -59,13 +62,13 @@ def render(runs: Sequence[Run]) -> str:
     return fill(
         "template.html.j2",
         sections,
-        lead=sections[0].sentence if len(sections) == 1 else _overview(sections, len(runs)),
+        lead=_lead(sections, len(runs)),
         count=len(runs),
     )
 
 
 def fill(template: str, sections: Sequence[Any], *, folder: Path | None = None, **more: object) -> str:
-    """A page of sections that have plots, made from a template here or in `folder`, with all that draws them."""
+    """Render a template, from here or from `folder`, with sections, their plots and the code to draw them."""
     figures = [
         {"id": f"plot-{i}-{plot.key}", "section": i, "data": plot.data, "layout": plot.layout}
         for i, section in enumerate(sections)
@@ -86,15 +89,16 @@ def fill(template: str, sections: Sequence[Any], *, folder: Path | None = None, 
 
 
 def make_section(shown: Sequence[Shown]) -> Section:
-    """Everything said of runs that can be compared."""
+    """Make the section of runs that can be compared."""
     first = shown[0].run
     rows, settings = summarise_all([each.run for each in shown]), first.settings
     model = settings.get("model")
     thing = f"{settings['task']} ({model})" if model and model != settings["task"] else str(settings["task"])
     workers = settings["workers"]
     return Section(
+        thing=thing,
         title=f"{thing} on {settings['dataset']}, {workers} worker{'s' if workers != 1 else ''}{_lab(settings)}",
-        sentence=_said(shown, rows).replace(" %", "\u00a0%"),
+        sentence=_finding(shown, rows).replace(" %", "\u00a0%"),
         virtual=all(row.virtual for row in rows),
         table=make_table(shown, rows, first.metric),
         plots=draw_all(shown),
@@ -104,8 +108,8 @@ def make_section(shown: Sequence[Shown]) -> Section:
     )
 
 
-def _said(shown: Sequence[Shown], rows: Sequence[Summary]) -> str:
-    """Of runs that had equal time, who was as good as plain DDP first; of others, where the best of them ended."""
+def _finding(shown: Sequence[Shown], rows: Sequence[Summary]) -> str:
+    """For runs of equal time, which was as good as plain DDP first; for others, where the best one ended."""
     runs, names = [each.run for each in shown], [each.label for each in shown]
     raced = verdict(runs, names) if all(run.settings.get("seconds") and run.end for run in runs) else ""
     return raced[:1].upper() + raced[1:] if raced else sentence(names, rows, shown[0].run.metric)
@@ -142,12 +146,13 @@ def _facts(shown: Sequence[Shown], each: Sequence[dict[str, Any]]) -> Facts:
     )
 
 
-def _overview(sections: Sequence[Section], runs: int) -> str:
-    return (
-        f"{runs} runs in {len(sections)} settings that are each compared on their own: "
-        + "; ".join(section.title for section in sections)
-        + "."
-    )
+def _lead(sections: Sequence[Section], runs: int) -> list[str]:
+    """The findings; of many sections only the titles, as each shows its own finding."""
+    if len(sections) <= MOST_FINDINGS:
+        several = len(sections) > 1
+        return [f"{section.thing}: {section.sentence}" if several else section.sentence for section in sections]
+    titles = "; ".join(section.title for section in sections)
+    return [f"{runs} runs in {len(sections)} settings, each compared separately: {titles}."]
 
 
 def _own(name: str) -> str:
@@ -155,6 +160,6 @@ def _own(name: str) -> str:
 
 
 def _plotly() -> str:
-    """plotly.js as the plotly package brings it."""
+    """plotly.js from the plotly package."""
     text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
     return text.replace("</script", "<\\/script")

@@ -11,7 +11,7 @@ from gradsieve_lab.report.style import NEUTRAL, Shown, Style
 from gradsieve_lab.runs.records import Run
 
 ASKED = Style(NEUTRAL.light, NEUTRAL.dark, "dash", "")
-PHASES = {  # their lightness differs too, for those who do not see the colours
+PHASES = {  # lightness differs too, for colour-blind readers
     "forward": Style("#2f4b66", "#5f7f9e"),
     "backward": Style("#6f93b5", "#9dbad6"),
     "select": Style("#d55e00", "#f5853f"),
@@ -21,10 +21,10 @@ PHASES = {  # their lightness differs too, for those who do not see the colours
 
 
 def draw_all(shown: Sequence[Shown]) -> list[Plot]:
-    """Every plot, in the order of the page; some may be empty, and say why."""
+    """Every plot, in the order of the page; empty ones have a reason."""
     metrics = [metric_against(shown, column) for column in ("step", "bytes", "seconds")]
     draws = (loss, density, buildup, imbalance, threshold, residual, phases)
-    replicas = [plot for plot in (spread(shown), hidden(shown)) if plot.data]  # of interest to runs that have some
+    replicas = [plot for plot in (spread(shown), hidden(shown)) if plot.data]  # only for runs that have some
     return metrics + [draw(shown) for draw in draws] + replicas
 
 
@@ -32,13 +32,13 @@ def metric_against(shown: Sequence[Shown], column: str) -> Plot:
     """The metric against steps, bytes or seconds."""
     metric = shown[0].run.metric
     axis, title, about = {
-        "step": ("step", "steps", "What the model reaches after so many steps"),
+        "step": ("step", "steps", "The metric after each number of steps"),
         "bytes": (
             "bytes sent by a worker, in total",
             "bytes",
-            "What it reaches for so many bytes; left is cheaper",
+            "The metric against bytes sent; left is cheaper",
         ),
-        "seconds": ("seconds of training", "time", "What it reaches in so much training time; left is faster"),
+        "seconds": ("seconds of training", "time", "The metric against training time; left is faster"),
     }[column]
     about += f", {'higher' if metric.higher_is_better else 'lower'} is better."
 
@@ -55,15 +55,15 @@ def metric_against(shown: Sequence[Shown], column: str) -> Plot:
 
 
 def spread(shown: Sequence[Shown]) -> Plot:
-    """How far replicas are apart."""
-    about = "How far a worker's weights were from the mean where they were exchanged, relative to it."
-    return _step_plot("spread", "replicas' spread", about, shown, "no run has replicas of its own for each worker")
+    """How far apart replicas are."""
+    about = "Distance of a worker's weights from the mean where they were exchanged, relative to it."
+    return _step_plot("spread", "replicas' spread", about, shown, "no run has a replica per worker")
 
 
 def hidden(shown: Sequence[Shown]) -> Plot:
-    """Communication beside the computing."""
-    about = "Seconds of communication per step that nobody waited for, because it ran beside the computing."
-    return _step_plot("hidden", "hidden communication", about, shown, "no run exchanges beside its computing")
+    """Communication that overlaps with computing."""
+    about = "Seconds of communication per step that nobody waited for, because it overlapped with computing."
+    return _step_plot("hidden", "hidden communication", about, shown, "no run exchanges while it computes")
 
 
 def loss(shown: Sequence[Shown]) -> Plot:
@@ -72,9 +72,9 @@ def loss(shown: Sequence[Shown]) -> Plot:
 
 
 def density(shown: Sequence[Shown]) -> Plot:
-    """The realised density of the sparse runs, and what was asked for."""
+    """The realised density of the sparse runs, and the density asked for."""
     sparse = [each for each in shown if any((number(step.density) or 1.0) < 0.999 for step in each.run.steps)]
-    about = "The part of the gradient that a step's update covers; dashed grey is what was asked for."
+    about = "The fraction of the gradient that a step's update covers; dashed grey is the density asked for."
     if sparse and (full := [each.label for each in shown if each not in sparse and each.run.steps]):
         about += f" Not drawn, because each of their steps sends everything or nothing: {', '.join(full)}."
     layout = axes("step", "realised density", log_y=True, percent=True)
@@ -100,26 +100,26 @@ def density(shown: Sequence[Shown]) -> Plot:
 
 
 def buildup(shown: Sequence[Shown]) -> Plot:
-    """Positions sent for each one asked for."""
-    about = "Positions sent for each one asked for: 1 is exact, more means that workers chose different ones."
+    """Positions sent per position asked for."""
+    about = "Positions sent per position asked for: 1 is exact, more means that workers chose different ones."
     return _step_plot("buildup", "build-up", about, shown, "no method reports it")
 
 
 def imbalance(shown: Sequence[Shown]) -> Plot:
     """How uneven the workers' shares are."""
-    about = "The largest share of a worker over the mean share: 1 is even, more is padding on the wire."
+    about = "The largest worker's share over the mean share: 1 is even, more means padding on the wire."
     return _step_plot("imbalance", "imbalance", about, shown, "no method reports it")
 
 
 def threshold(shown: Sequence[Shown]) -> Plot:
-    """The threshold of those methods that have one."""
-    about = "The magnitude from which an entry is sent, for the methods that have one, logarithmic."
+    """The threshold of the methods that have one."""
+    about = "The magnitude from which an entry is sent, for methods with a threshold; logarithmic."
     return _step_plot("threshold", "threshold", about, shown, "no method here has one", log_y=True)
 
 
 def residual(shown: Sequence[Shown]) -> Plot:
-    """What error feedback holds back: its norm, or the square of it if only that was measured."""
-    about = "What error feedback holds back for later steps, mean of the workers; it should level off."
+    """What error feedback holds back: its norm, or the squared norm if only that was measured."""
+    about = "What error feedback holds back for later steps, mean over workers; it should level off."
     if any(number(step.residual_norm) is not None for each in shown for step in each.run.steps):
         return _step_plot("residual_norm", "residual norm", about, shown, "")
     return _step_plot("error", "residual, squared norm", about, shown, "no run measured it")
@@ -127,7 +127,7 @@ def residual(shown: Sequence[Shown]) -> Plot:
 
 def phases(shown: Sequence[Shown]) -> Plot:
     """Where the time of a step goes, as stacked bars of medians."""
-    about = "Median time of each phase of a step; what they leave of the whole step is other."
+    about = "Median time of each phase of a step; the remaining time is other."
     times: list[tuple[Shown, dict[str, float]]] = []
     for each in shown:
         raw = [step.seconds for step in each.run.steps]
@@ -145,7 +145,7 @@ def phases(shown: Sequence[Shown]) -> Plot:
             "type": "bar",
             "orientation": "h",
             "name": phase,
-            "y": list(range(len(times))),  # not the names: two may look the same
+            "y": list(range(len(times))),  # not the names, of which two may look the same
             "x": rounded(found[phase] for _, found in times),
             "meta": {"light": style.light, "dark": style.dark, "place": -1},
             "hovertemplate": f"{phase}: %{{x:.3~g}} ms<extra></extra>",

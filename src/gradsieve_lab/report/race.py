@@ -1,4 +1,4 @@
-"""Runs of equal time: who was as good as plain DDP first, and with how many bytes, in one sentence."""
+"""Comparison of runs of equal time in one sentence: which was as good as plain DDP first, with how many bytes."""
 
 from collections.abc import Sequence
 
@@ -7,19 +7,19 @@ from gradsieve_lab.runs.methods import DENSE, is_hook, is_sparse
 from gradsieve_lab.runs.records import Line, Run
 from gradsieve_lab.tasks.base import Metric
 
-CLOSE = 0.01  # one point, or one percent: as good as dense
-SAME_TIME = 1.05  # less than that between two times is no difference to speak of
+CLOSE = 0.01  # as good as dense: within one point, or one percent
+SAME_TIME = 1.05  # times within this factor count as the same
 
 
 def reached(run: Run, goal: float) -> Line | None:
-    """The first evaluation at which a run was as good as `goal`: its seconds and bytes so far."""
+    """The first evaluation at which a run was as good as `goal`, with its seconds and bytes so far."""
     sign = 1 if run.metric.higher_is_better else -1
     known = (line for line in run.metrics if line["value"] is not None)
     return next((line for line in known if sign * (line["value"] - goal) >= 0), None)
 
 
 def goal_of(dense: Run) -> float | None:
-    """What counts as the quality of plain DDP: its last value, less one point or one percent."""
+    """The value that counts as good as plain DDP: its last one, less one point or one percent."""
     last: float | None = dense.metrics[-1]["value"] if dense.metrics else None
     if last is None:
         return None
@@ -33,7 +33,7 @@ def at_step(run: Run, step: int) -> float | None:
 
 
 def verdict(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """One sentence on runs of equal time, true whoever won; empty if there is nothing to compare."""
+    """One sentence on runs of equal time, whichever won; empty if there is nothing to compare."""
     named = dict(zip(labels, runs, strict=True))
     dense = next((run for run in runs if run.settings["sparsifier"] == DENSE), None)
     goal = goal_of(dense) if dense is not None else None
@@ -43,12 +43,12 @@ def verdict(runs: Sequence[Run], labels: Sequence[str]) -> str:
     peers = {label: run for label, run in named.items() if run is not dense and is_hook(run.settings["sparsifier"])}
     if not ours:
         return ""
-    found = _there(ours, goal)
+    found = _as_good(ours, goal)
     if not found:
         return _behind(dense, ours)
     label = min(found, key=lambda name: found[name]["seconds"])
     line = found[label]
-    others = _there(peers, goal)
+    others = _as_good(peers, goal)
     first = min(others, key=lambda name: others[name]["seconds"], default=None)
     end = ours[label].metrics[-1]["value"]
     said = (
@@ -62,13 +62,13 @@ def verdict(runs: Sequence[Run], labels: Sequence[str]) -> str:
     return said + "."
 
 
-def _there(runs: dict[str, Run], goal: float) -> dict[str, Line]:
-    """When each of those that became as good was so first."""
+def _as_good(runs: dict[str, Run], goal: float) -> dict[str, Line]:
+    """The first evaluation as good as `goal` of each run that has one."""
     return {label: line for label, run in runs.items() if (line := reached(run, goal)) is not None}
 
 
 def _behind(dense: Run, ours: dict[str, Run]) -> str:
-    """No method of ours became as good: which one came closest, and how fast plain DDP was there."""
+    """The sentence if no method of ours was as good: which came closest, and when plain DDP had that value."""
     sign = 1 if dense.metric.higher_is_better else -1
     label = max(ours, key=lambda name: sign * (ours[name].metrics[-1]["value"] or -sign * 1e300))
     last = ours[label].metrics[-1]

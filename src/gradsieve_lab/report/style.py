@@ -1,4 +1,4 @@
-"""How a run looks, the same in every plot and in both themes: a colour, a dash and a marker."""
+"""The look of a run, the same in every plot and in both themes: a colour, a dash and a marker."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Shown:
-    """A run as it appears in its section."""
+    """A run with its look in its section."""
 
     run: Run
     label: str
@@ -60,7 +60,7 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """The runs' names; those of the same name also say what sets them apart."""
+    """The runs' names; runs with the same name also show the settings that differ."""
     twins = {name: [run for run in runs if run.name == name] for name in {run.name for run in runs}}
     found = []
     for run in runs:
@@ -81,7 +81,7 @@ def different(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def value(setting: object) -> str:
-    """A setting as a reader would write it.
+    """Format a setting for a reader.
 
     >>> value(True), value(0.001), value({"beta": 0.5}), value(None)
     ('yes', '0.001', 'beta=0.5', '—')

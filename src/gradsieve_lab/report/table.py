@@ -23,11 +23,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """`groups` are headings over columns; a row is a run, its cells, and how it ended if too early."""
+    """`groups` are headings over columns; a row is a run, its cells, and how it ended if it did not finish."""
 
     groups: list[tuple[str, int]]
     heads: list[str]
-    phone: list[str]  # the columns' names where there is room for three only; empty: left out there
+    phone: list[str]  # the columns' names on narrow screens, which have room for three; empty: left out
     rows: list[tuple[Shown, list[Cell], str]]
 
 
@@ -37,12 +37,12 @@ class _Column:
     head: str
     get: Callable[[Summary], float | None]
     show: Callable[[Sequence[float | None]], list[str]]
-    cost: Callable[[Summary], float | None] | None = None  # the least is best; None: nothing is
+    cost: Callable[[Summary], float | None] | None = None  # the lowest is best; None: none is marked
     phone: str = ""
 
 
 def make_table(shown: Sequence[Shown], summaries: Sequence[Summary], metric: Metric) -> Table:
-    """The table of a section."""
+    """Make the table of a section."""
     columns = [column for column in _columns(metric, summaries) if any(_known(column.get(s)) for s in summaries)]
     texts = [column.show([_finite(column.get(s)) for s in summaries]) for column in columns]
     bests = [_best([column.cost(s) for s in summaries]) if column.cost else set[int]() for column in columns]
@@ -64,7 +64,7 @@ def _columns(metric: Metric, summaries: Sequence[Summary]) -> list[_Column]:
     longest = max(s.steps for s in summaries)
 
     def total(get: Callable[[Summary], float | None]) -> Callable[[Summary], float | None]:
-        return lambda s: get(s) or None if s.steps == longest else None  # a short run has not earned a small sum
+        return lambda s: get(s) or None if s.steps == longest else None  # a small sum of a short run is no merit
 
     return [
         _Column(metric.name, "best", lambda s: s.metric_best, shown, lambda s: _times(sign, s.metric_best)),
@@ -72,9 +72,9 @@ def _columns(metric: Metric, summaries: Sequence[Summary]) -> list[_Column]:
             metric.name, "last", lambda s: s.metric_last, shown, lambda s: _times(sign, s.metric_last), metric.name
         ),
         _Column(metric.name, "gain kept", lambda s: s.gain_kept, _each(whole_percent)),
-        _Column("density", "mean", _step("density_mean"), _each(percent), _off("density_mean")),
-        _Column("density", "worst", _step("density_max"), _each(percent), _off("density_max")),
-        _Column(sent, "a step", _step("bytes_per_step"), _each(size), lambda s: s.bytes_per_step or None),
+        _Column("density", "mean", _step("density_mean"), _each(percent), _distance("density_mean")),
+        _Column("density", "worst", _step("density_max"), _each(percent), _distance("density_max")),
+        _Column(sent, "per step", _step("bytes_per_step"), _each(size), lambda s: s.bytes_per_step or None),
         _Column(sent, "counted", lambda s: s.wire_bytes_per_step, _each(size)),
         _Column(sent, "in total", _step("bytes_total"), _each(size), total(lambda s: s.bytes_total)),
         _Column(
@@ -153,7 +153,7 @@ def short(value: float) -> str:
 
 
 def aligned(values: Sequence[float | None]) -> list[str]:
-    """With as many decimals for all as the largest needs for three digits.
+    """Format values with the same decimals: as many as give the largest three digits.
 
     >>> aligned([12.345, 0.5, None])
     ['12.3', '0.5', '—']
@@ -164,7 +164,7 @@ def aligned(values: Sequence[float | None]) -> list[str]:
 
 
 def _plain(value: float) -> str:
-    """Three digits, without an exponent where it can be read without."""
+    """Three digits, without an exponent unless very small or large."""
     if value == 0 or not 1e-6 <= abs(value) < 1e6:
         return f"{value:.3g}"
     text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
@@ -189,7 +189,7 @@ def _end(summary: Summary) -> str:
 
 
 def _step(field: str) -> Callable[[Summary], float | None]:
-    """A mean over the steps: a run without steps has none, though its summary says 0."""
+    """A mean over the steps; None for a run without steps, whose summary has 0."""
     return lambda s: float(getattr(s, field)) if s.steps else None
 
 
@@ -197,8 +197,8 @@ def _times(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
 
 
-def _off(field: str) -> Callable[[Summary], float | None]:
-    """How far off the density asked for; no merit of a run that asks for everything."""
+def _distance(field: str) -> Callable[[Summary], float | None]:
+    """The distance from the density asked for; None for a run that asks for everything."""
 
     def cost(summary: Summary) -> float | None:
         realised, target = getattr(summary, field), summary.density_target
@@ -208,7 +208,7 @@ def _off(field: str) -> Callable[[Summary], float | None]:
 
 
 def _best(costs: Sequence[float | None]) -> set[int]:
-    """The rows of the least cost; none if nothing was to be won."""
+    """The rows with the lowest cost; none if all have the same."""
     known = {i: cost for i, cost in enumerate(costs) if cost is not None and math.isfinite(cost)}
     best = {i for i, cost in known.items() if cost == min(known.values())}
     return best if len(best) < len(known) else set()

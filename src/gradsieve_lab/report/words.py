@@ -1,4 +1,4 @@
-"""One sentence that says what a comparison found."""
+"""The finding of a comparison, in one sentence."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from gradsieve_lab.tasks.base import Metric
 
 
 def sentence(labels: Sequence[str], summaries: Sequence[Summary], metric: Metric) -> str:
-    """Where the most frugal run that is as good as dense ends; failing that, where the best run does.
+    """Where the run with the fewest bytes of those as good as dense ended; failing that, where the best run did.
 
-    A run that was stopped is not compared with runs that were not: it is only named.
+    A stopped run is not compared with finished ones: it is only named.
     """
     pairs = list(zip(labels, summaries, strict=True))
     ended = [(label, s) for label, s in pairs if s.end == "finished"]
@@ -37,13 +37,13 @@ def _compared(pairs: Sequence[tuple[str, Summary]], metric: Metric) -> str:
     full = next((s for label, s, _ in scored if label == "dense"), None)
     dense = full.metric_last if full is not None else None
     others = [entry for entry in scored if entry[0] != "dense"]
-    # Yardsticks are what runs are measured by: they are not what was found.
+    # Baselines are references, not findings.
     sparse = [entry for entry in others if entry[0].split()[0] not in (ALONE, AVERAGE)] or others
     sign = 1 if metric.higher_is_better else -1
     if full is None or dense is None or not sparse:
         label, summary, last = max(scored, key=lambda entry: sign * entry[2])
         lead = f"{label} is the best of {len(scored)}: it" if len(scored) > 1 else label
-        return f"{lead} ends at {in_words(metric, last)} and sends {size(summary.bytes_total)} a worker."
+        return f"{lead} ends at {in_words(metric, last)} and sends {size(summary.bytes_total)} per worker."
     slack = CLOSE if metric.percent else CLOSE * abs(dense)
     close = [entry for entry in sparse if sign * (entry[2] - dense) >= -slack]
     if close:
@@ -55,7 +55,7 @@ def _compared(pairs: Sequence[tuple[str, Summary]], metric: Metric) -> str:
 
 
 def _time(run: Summary, dense: Summary) -> str:
-    """How long it took beside dense; virtual workers share one process, so that their time says nothing."""
+    """The time compared with dense; empty for virtual workers, which share one process."""
     if run.virtual or run.steps != dense.steps or not run.seconds or not dense.seconds:
         return ""
     return f" and in {duration(run.seconds)} instead of {duration(dense.seconds)}"

@@ -1,1 +1,1 @@
-"""Runs that compare sparsifiers."""
+"""Recorded training runs, and comparisons of methods."""

@@ -8,7 +8,7 @@ from gradsieve_lab.runs.config import Config
 
 
 def bare_state(settings: Config, rank: int, world_size: int, step: int) -> dict[str, Any]:
-    """What `gradsieve.checkpoint` asks for, and nothing else."""
+    """The minimum that `gradsieve.checkpoint` requires."""
     return {
         "rank": rank,
         "world_size": world_size,

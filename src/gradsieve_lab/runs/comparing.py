@@ -1,4 +1,4 @@
-"""The same task, seed and data for several methods, one run after the other."""
+"""Compare methods on the same task, seed and data, one run after the other."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from gradsieve_lab.runs.summary import dense_bytes, summarise
 
 
 def check(settings: Settings, methods: Sequence[Method]) -> None:
-    """Raise `ValueError` for a method that could not run, before any does."""
+    """Raise `ValueError` for a method that cannot run, before any run starts."""
     for method in methods:
         if not is_open(method):
             settings.with_method(method)
@@ -28,9 +28,9 @@ def check(settings: Settings, methods: Sequence[Method]) -> None:
 
 
 def compare(settings: Settings, methods: list[Method], folder: Path, listen: Listen, stop: Stop) -> list[Run]:
-    """One run a method, each in a folder of its own below `folder`; ends early when asked to stop.
+    """Run each method, in its own folder below `folder`; ends early when asked to stop.
 
-    An average that is to take another run's bytes comes last.
+    An average that is to send as many bytes as another run comes last.
     """
     runs: list[Run] = []
     for method in sorted(methods, key=is_open):
@@ -39,11 +39,11 @@ def compare(settings: Settings, methods: list[Method], folder: Path, listen: Lis
         if is_open(method):
             method = with_equal_bytes(method, runs)
             if any(method.label == done.name for done in runs):
-                continue  # it was named, too
+                continue  # the same average was also named
         try:
             new = run(settings.with_method(method), folder / slug(method.label), listen, stop)
         except BaseException:
-            with suppress(OSError):  # if the first run never began, its folder is gone and this one empty
+            with suppress(OSError):  # it is empty if the first run failed before its first step
                 folder.rmdir()
             raise
         assert new is not None
@@ -52,11 +52,11 @@ def compare(settings: Settings, methods: list[Method], folder: Path, listen: Lis
 
 
 def with_equal_bytes(method: Method, runs: Sequence[Run]) -> Method:
-    """An average with the bytes of the first run that shares weights, or else of the first sparse one."""
+    """An average with as many bytes as the first run that shares weights, or else the first sparse one."""
     sparse = [run for run in runs if is_sparse(run.settings["sparsifier"])]
     reference = next((run for run in sparse if run.settings["sparsifier"] in REPLICATED), sparse[0])
     steps, whole = len(reference.steps), dense_bytes(reference)
-    averages = round(summarise(reference).bytes_total / whole) if whole else steps  # the one at the end among them
+    averages = round(summarise(reference).bytes_total / whole) if whole else steps  # including the one at the end
     every = math.ceil(steps / min(max(averages, 1), steps))
     return replace(method, options={"every": every}, label=f"{method.name} every={every}")
 

@@ -1,4 +1,4 @@
-"""A run with everything decided: the settings a user gave, completed by the task's recipe."""
+"""The complete configuration of a run: the user's settings, completed by the task's recipe."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -8,13 +8,13 @@ from gradsieve_lab.runs.methods import ALONE, as_spent, has_momentum
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.tasks import Task
 
-_EVALUATIONS = 20  # in a run, if the user does not say
+_EVALUATIONS = 20  # per run, by default
 _FROM_RECIPE = ("momentum", "weight_decay", "warm_up", "clip")
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """What engines are made from. Every field has its final value; `resolve` makes one."""
+    """Settings in which every field has its final value, for engines; made by `resolve`."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -22,23 +22,23 @@ class Config(Settings):
     warm_up: float = 0.0
 
     def all_options(self) -> dict[str, Any]:
-        """The sparsifier's options, with SGD's momentum where it is the sparsifier's."""
+        """The sparsifier's options, with SGD's momentum if the sparsifier applies it."""
         if not has_momentum(self.sparsifier):
             return self.options
         return {"momentum": self.momentum if self.optimizer == "sgd" else 0.0, **self.options}
 
     def make_density(self) -> float | Budget:
-        """What the reducer is given: a density for every step, or a budget for the run."""
+        """The density for the reducer: one for every step, or a budget for the run."""
         return as_spent(self.density, self.spend, self.steps)
 
 
 def resolve(settings: Settings, task: Task) -> Config:
-    """What was left open is as the task's recipe has it, the learning rate scaled to the batch."""
+    """Fill in missing settings from the task's recipe, with the learning rate scaled to the batch."""
     recipe = task.recipe
     batch, steps = settings.batch or recipe.batch, settings.steps or recipe.steps
-    together = 1 if settings.sparsifier == ALONE else settings.workers  # whose examples a step learns from
+    together = 1 if settings.sparsifier == ALONE else settings.workers  # workers whose examples a step uses
     scale = batch * together / recipe.base_batch if recipe.base_batch and not settings.lr else 1.0
-    # Adam's steps do not grow with the gradient: its rate follows the noise, that is the square root.
+    # Adam's steps do not grow with the gradient: its rate follows the noise, hence the square root.
     optimizer = settings.optimizer or recipe.optimizer
     given = {each.name: getattr(settings, each.name) for each in fields(settings)}
     chosen = {name: getattr(recipe, name) if given[name] is None else given[name] for name in _FROM_RECIPE}

@@ -1,4 +1,4 @@
-"""Two engines that drive a step: one worker of a process group, or all workers in this process."""
+"""Two engines that run training steps: one worker of a process group, or all workers in this process."""
 
 import time
 from pathlib import Path
@@ -25,7 +25,7 @@ _TEST_BATCH = 256
 
 
 class Engine(Protocol):
-    """Takes training steps with all workers of this process."""
+    """Runs training steps of all workers in this process."""
 
     leads: bool  # whether this process writes records
 
@@ -37,7 +37,7 @@ class Engine(Protocol):
         """One whole step of every worker: forward, backward, communication, optimizer."""
 
     def mean(self, numbers: Tensor) -> Tensor:
-        """The mean over the processes, on each of them."""
+        """The mean over the processes, on all of them."""
 
     def evaluate(self) -> float | None:
         """The task's metric; None in processes that do not lead."""
@@ -46,11 +46,11 @@ class Engine(Protocol):
         """Write a checkpoint of all workers after `done` steps."""
 
     def load(self, folder: Path) -> int:
-        """Continue from it; returns how many steps were done."""
+        """Load a checkpoint; returns how many steps were done."""
 
 
 class ProcessEngine:
-    """One worker, in a process group that exists."""
+    """One worker, in an existing process group."""
 
     def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
         self.task, self.data = task, data
@@ -96,7 +96,7 @@ class ProcessEngine:
         return self.task.value(float(sums[0] / sums[1]), self.model) if self.leads else None
 
     def _average_buffers(self) -> None:
-        """Running statistics of batch normalisation: each worker has seen its own batches."""
+        """Average the running statistics of batch normalisation, which differ between workers."""
         buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         if buffers:
             vector_to_parameters(self.mean(parameters_to_vector(buffers)), buffers)
@@ -110,7 +110,7 @@ class ProcessEngine:
 
 
 class VirtualEngine:
-    """All workers, one after the other, with one model: as exact as processes, and as many as one likes."""
+    """All workers, one after the other, with one model: as exact as processes, for any number of workers."""
 
     leads = True
 
@@ -160,7 +160,7 @@ class VirtualEngine:
             loss=sum(losses) / workers,
             forward_s=forward / workers,
             backward_s=backward / workers,
-            communicate_s=0.0,  # nothing was sent anywhere: a virtual world's time is not that of a network
+            communicate_s=0.0,  # nothing was sent: a virtual world's time is not that of a network
             step_s=(forward + backward) / workers + mean.select_s,
         )
 
@@ -192,7 +192,7 @@ def mean_over(world: ProcessGroupWorld, numbers: Tensor) -> Tensor:
 
 
 def updated(replica: Learner, lr: float, done: Stepped) -> Stepped:
-    """A step with its optimizer step, which a skipped one does not have, on any worker."""
+    """Take the optimizer step, unless the step was skipped (on all workers); returns the whole step."""
     if not done.exchange.finite:
         return done
     spent = replica.update(lr)
@@ -200,7 +200,7 @@ def updated(replica: Learner, lr: float, done: Stepped) -> Stepped:
 
 
 def continued(replica: Learner, extra: dict[str, Any]) -> int:
-    """Load what a checkpoint keeps for all workers; returns how many steps were done."""
+    """Load the part of a checkpoint that all workers share; returns how many steps were done."""
     replica.load_state_dict(extra)
     return int(extra["step"])
 
@@ -212,7 +212,7 @@ def make_feeds(task: Task, data: Data, settings: Config) -> list[Feed]:
 
 
 def score(task: Task, data: Data, model: nn.Module, rank: int, size: int) -> tuple[float, int]:
-    """This process's share of the test examples: sum and count."""
+    """Score this process's share of the test examples; returns sum and count."""
     mine = torch.arange(rank, len(data.test[0]), size)
     total, count = 0.0, 0
     model.eval()

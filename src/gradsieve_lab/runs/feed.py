@@ -1,4 +1,4 @@
-"""Which examples a worker sees: a function of seed, rank and step, so that a run can go on from anywhere."""
+"""The examples of each worker: a function of seed, rank and step, so that a run can resume from any step."""
 
 import hashlib
 
@@ -21,7 +21,7 @@ def mix(*numbers: int) -> int:
 
 
 class Feed:
-    """One worker's batches: its shard in a new order every epoch, a remainder below one batch left out."""
+    """One worker's batches: its shard in a new order every epoch, without an incomplete last batch."""
 
     def __init__(self, task: Task, data: Data, shard: Tensor, batch: int, seed: int, rank: int) -> None:
         if batch > len(shard):
@@ -32,14 +32,14 @@ class Feed:
         self._epoch, self._order = -1, shard
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step; also sets torch's random generator for what the model leaves to chance."""
+        """The batch of a step; also seeds torch's random generator, for randomness in the model."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             shuffle = torch.Generator().manual_seed(mix(self.seed, self.rank, epoch, 0))
             self._order = self.shard[torch.randperm(len(self.shard), generator=shuffle)]
             self._epoch = epoch
         indices = self._order[place * self.size : (place + 1) * self.size]
-        # Not torch.manual_seed: without a GPU it notes the caller's stack for one to come, half a millisecond.
+        # Not torch.manual_seed: without a GPU it records the caller's stack for later, half a millisecond.
         torch.default_generator.manual_seed(mix(self.seed, self.rank, step, 1))
         chance = torch.Generator().manual_seed(mix(self.seed, self.rank, step, 2))
         return self.task.batch(self.data, indices, chance)

@@ -1,4 +1,4 @@
-"""How much of what data-parallel training gains over training alone a run keeps."""
+"""The fraction of data-parallel training's gain over training alone that a run keeps."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from gradsieve_lab.runs.methods import ALONE, DENSE
 from gradsieve_lab.runs.records import Line, Run
 from gradsieve_lab.tasks.base import Metric
 
-# Runs are compared with yardsticks that do as much work on the same data; the learning rate may be each one's own.
+# A run and its baselines do the same work on the same data; learning rates may differ.
 _SAME = ("task", "dataset", "model", "width", "limit", "workers", "skew", "batch", "seed", "lab_hosts", "lab_rate")
 
 
 def gain_kept(value: float, alone: float, dense: float, metric: Metric) -> float | None:
-    """`(value - alone) / (dense - alone)`, of perplexities with their logarithms.
+    """`(value - alone) / (dense - alone)`, with logarithms of perplexities.
 
-    0 is no better than alone, 1 as good as dense; it may lie outside. None if there is nothing to gain.
+    0 is as good as alone, 1 as good as dense; it may lie outside. None if there is nothing to gain.
 
     >>> round(gain_kept(0.9, alone=0.8, dense=1.0, metric=Metric("accuracy", True)), 6)
     0.5
@@ -22,23 +22,23 @@ def gain_kept(value: float, alone: float, dense: float, metric: Metric) -> float
     if metric.name == "perplexity":
         value, alone, dense = (math.log(x) if x > 0 else math.nan for x in (value, alone, dense))
     kept = (value - alone) / (dense - alone) if dense != alone else math.nan
-    return kept + 0.0 if math.isfinite(kept) else None  # no minus before a zero
+    return kept + 0.0 if math.isfinite(kept) else None  # 0.0, not -0.0
 
 
 def gains_kept(runs: Sequence[Run]) -> list[float | None]:
-    """One for each run; None where its dense or alone counterpart is not among them, or not as far as it is."""
+    """The gain each run keeps; None if its dense or alone baseline is missing or ended at another step."""
     return [_gain(run, runs) for run in runs]
 
 
 def _gain(run: Run, runs: Sequence[Run]) -> float | None:
-    values = [_final(found, run) for found in (run, _yardstick(ALONE, run, runs), _yardstick(DENSE, run, runs))]
+    values = [_final(found, run) for found in (run, _baseline(ALONE, run, runs), _baseline(DENSE, run, runs))]
     value, alone, dense = values
     if value is None or alone is None or dense is None:
         return None
     return gain_kept(value, alone, dense, run.metric)
 
 
-def _yardstick(method: str, run: Run, runs: Sequence[Run]) -> Run | None:
+def _baseline(method: str, run: Run, runs: Sequence[Run]) -> Run | None:
     def same(other: Run) -> bool:
         return all(other.settings.get(key) == run.settings.get(key) for key in _SAME)
 
@@ -46,7 +46,7 @@ def _yardstick(method: str, run: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def _final(found: Run | None, run: Run) -> float | None:
-    """The last value of a run that was evaluated last after as many steps as `run`."""
+    """The last value of a run, if it is from after as many steps as that of `run`."""
     if found is None or not found.metrics or not run.metrics:
         return None
     last: Line = found.metrics[-1]

@@ -1,4 +1,4 @@
-"""How gradients travel between processes: by our sieve, or by one of torch's own hooks, its bytes counted."""
+"""Gradient exchange between processes: by our sieve, or by one of torch's own hooks, with its bytes counted."""
 
 import inspect
 import time
@@ -19,19 +19,19 @@ from gradsieve_lab.runs.config import Config
 from gradsieve_lab.runs.methods import DENSE, is_hook
 from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
 
-# torch 2.13 gave this option a new name and warns at the old one.
+# torch 2.13 renamed this option and warns about the old name.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
 
 
 class Hook(Protocol):
-    """What is attached to a DDP model and exchanges gradients in its backward pass."""
+    """A hook on a DDP model that exchanges gradients in its backward pass."""
 
     def begin(self) -> None:
-        """A backward pass is about to start."""
+        """Called before a backward pass."""
 
     def end(self) -> Stepped:
-        """The backward pass has ended; returns what was done in it, by phase."""
+        """Called after the backward pass; returns what was done in it, by phase."""
 
     def save(self, folder: Path, extra: dict[str, Any]) -> None:
         """Save this hook's state and rank 0's `extra`; every rank calls it."""
@@ -41,7 +41,7 @@ class Hook(Protocol):
 
 
 def attach(model: torch.nn.Module, settings: Config) -> tuple[DistributedDataParallel, Hook]:
-    """The model, made data-parallel with the method that the settings name."""
+    """Make the model data-parallel with the method that the settings name."""
     # Buffers are averaged before they are used: see ProcessEngine.
     ways: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
     if settings.sparsifier not in (DENSE, "fp16"):
@@ -84,8 +84,8 @@ class SieveHook:
 
 
 class TorchHook:
-    """Plain data-parallel training, or torch's fp16 or PowerSGD hook. They hide communication behind the backward
-    pass: what counts as communication is what is left of it after the last gradient was ready."""
+    """Plain data-parallel training, or torch's fp16 or PowerSGD hook. They overlap communication with the backward
+    pass: only the part after the last gradient was ready counts as communication."""
 
     def __init__(self, ddp: DistributedDataParallel, settings: Config) -> None:
         self.settings, self.world = settings, ProcessGroupWorld(timeout=settings.timeout)
@@ -143,5 +143,5 @@ class TorchHook:
         return extra
 
     def _state(self, step: int) -> dict[str, Any]:
-        """Nothing but the step: PowerSGD's memory is torch's own and starts from zero."""
+        """Only the step: PowerSGD's memory is torch's own and starts from zero."""
         return bare_state(self.settings, self.world.rank, self.world.size, step)

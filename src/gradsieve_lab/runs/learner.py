@@ -10,7 +10,7 @@ from gradsieve_lab.runs.optimizers import make_optimizer, set_learning_rate
 
 
 class Learner:
-    """One copy of the model, with an optimizer of its own."""
+    """One copy of the model, with its own optimizer."""
 
     def __init__(self, model: nn.Module, settings: Config) -> None:
         self.model, self.clip = model, settings.clip
@@ -29,9 +29,9 @@ class Learner:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state, also one that was read from a checkpoint."""
+        """Load a state, which may come from a checkpoint."""
         self.model.load_state_dict(state["model"])
         optimizer = state["optimizer"]
-        # JSON made strings of the parameters' numbers.
+        # JSON turned the parameters' numbers into strings.
         numbered = {int(key): value for key, value in optimizer["state"].items()}
         self.optimizer.load_state_dict({**optimizer, "state": numbered})

@@ -1,4 +1,4 @@
-"""Experiment trackers for those who use one: TensorBoard, W&B, MLflow. A record is kept in any case."""
+"""Experiment trackers: TensorBoard, W&B, MLflow. A record is written in any case."""
 
 import importlib
 import os
@@ -16,16 +16,16 @@ _EXTRAS = {"tensorboard": "tensorboard", "wandb": "integrations", "mlflow": "int
 
 
 class Logger:
-    """Shows numbers somewhere; this one nowhere."""
+    """Base class of loggers, which itself logs nothing."""
 
     def __init__(self, folder: Path, name: str, settings: dict[str, Any]) -> None:
         """folder: of the run; name: of its method."""
 
     def add(self, scalars: dict[str, float], step: int) -> None:
-        """The numbers of one step."""
+        """Log the scalars of one step."""
 
     def close(self) -> None:
-        """Everything that was added is kept."""
+        """Write everything that was added."""
 
     def add_lines(self, lines: list[Line]) -> None:
         for line in lines:
@@ -49,7 +49,7 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """A run of Weights & Biases, named as the folder; WANDB_MODE=offline keeps it in the folder."""
+    """A Weights & Biases run named after the folder; WANDB_MODE=offline keeps it in the folder."""
 
     def __init__(self, folder: Path, name: str, settings: dict[str, Any]) -> None:
         import wandb
@@ -76,10 +76,10 @@ class WandB(Logger):
 
 
 class MLflow(Logger):
-    """A run of MLflow, where MLFLOW_TRACKING_URI says, or in the run's folder."""
+    """An MLflow run, at MLFLOW_TRACKING_URI or in the run's folder."""
 
     def __init__(self, folder: Path, name: str, settings: dict[str, Any]) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder, without a data base
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder instead of a database
         from mlflow.tracking import MlflowClient
 
         place = os.environ.get("MLFLOW_TRACKING_URI") or (folder.resolve() / "mlruns").as_uri()
@@ -103,7 +103,7 @@ LOGGERS: dict[str, type[Logger]] = {"": Logger, "tensorboard": TensorBoard, "wan
 
 
 def need_logger(name: str) -> None:
-    """Say which extra brings a tracker that is not installed."""
+    """Raise an error that names the extra to install if a tracker is missing."""
     if not name:
         return
     try:
@@ -113,7 +113,7 @@ def need_logger(name: str) -> None:
 
 
 def scalars_of(line: Line) -> dict[str, float]:
-    """A line of a record under the names that `report.scalars()` has; what is not known is left out."""
+    """The scalars of a record's line, named as in `report.scalars()`; unknown ones are left out."""
     if line["kind"] == "metric":
         return {"metric": line["value"]}
     found = {name: line[name] for name in _PLAIN}

@@ -1,4 +1,4 @@
-"""What can be compared: the sparsifiers, torch's own hooks that a user would take instead, and yardsticks."""
+"""The methods that can be compared: sparsifiers, torch's own hooks, and baselines."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,37 +16,37 @@ PEERS: dict[str, dict[str, Any]] = {  # name -> options and their defaults
     "powersgd": {"rank": 1, "start": 10},  # rank of the approximation; steps before it begins, at least 2
 }
 ALONE, AVERAGE, SHARE = "alone", "average", "share"
-REPLICATED: dict[str, dict[str, Any]] = {  # every worker trains a replica of its own; options as above
+REPLICATED: dict[str, dict[str, Any]] = {  # every worker trains its own replica; options as above
     ALONE: {},
     SHARE: {"sparsifier": "exdyna", "every": 1, "delay": 0, "judge": "auto", "noise": "own", "finish": 1},
-    AVERAGE: {"every": None},  # steps from one average to the next; None: as many as make its bytes a sparse run's
+    AVERAGE: {"every": None},  # steps between averages; None: as many as match the bytes of a sparse run
 }
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to bring the workers' work together. `label` tells it from the others of a comparison."""
+    """One way to combine the workers' updates. `label` distinguishes it in a comparison."""
 
     name: str
     density: float
     options: dict[str, Any] = field(default_factory=dict)
     label: str = ""
-    values: str = "fp32"  # how they travel
+    values: str = "fp32"  # format of sent values
     spend: str = STEADY  # or BUDGET: the density is the mean over the run
 
 
 def is_hook(name: str) -> bool:
-    """Whether real processes use torch's own hook for this method; all of these send for the whole gradient."""
+    """Whether real processes use torch's own hook for this method; all hooks cover the whole gradient."""
     return name == DENSE or name in PEERS
 
 
 def is_sparse(name: str) -> bool:
-    """Whether a method sends a part of what there is: neither everything nor nothing."""
+    """Whether a method sends only part of the gradient or weights: neither everything nor nothing."""
     return not is_hook(name) and name not in (ALONE, AVERAGE)
 
 
 def is_open(method: Method) -> bool:
-    """Whether an average is to take as many bytes as another run, which has to come first."""
+    """Whether this is an average that is to send as many bytes as another run, which must come first."""
     return method.name == AVERAGE and method.options["every"] is None
 
 
@@ -86,8 +86,8 @@ def _share(density: float, options: dict[str, Any], label: str) -> Method:
     options = {**REPLICATED[SHARE], **options}
     at_least("every", options["every"], 1)
     one_of("delay", options["delay"], (0, 1))
-    one_of("noise", options["noise"], ("own", "averaged"))  # what Adam divides by: averaged takes ReplicaAdamW
-    one_of("finish", options["finish"], (0, 1))  # whether it ends with an average of all weights
+    one_of("noise", options["noise"], ("own", "averaged"))  # Adam's second moment: "averaged" needs ReplicaAdamW
+    one_of("finish", options["finish"], (0, 1))  # 1: end with an average of all weights
     one_of("judge", options["judge"], ("auto", "drift", "curvature"))
     one_of("sparsifier", options["sparsifier"], SPARSIFIERS)
     own = {key: value for key, value in options.items() if key not in REPLICATED[SHARE]}
@@ -102,12 +102,12 @@ def has_momentum(name: str) -> bool:
 
 
 def as_spent(density: float, spend: str, steps: int) -> float | Budget:
-    """The density of a run of so many steps, in every step or on average."""
+    """The density of a run of `steps` steps, in every step or on average."""
     return Budget(density, total_steps=steps) if spend == BUDGET else density
 
 
 def parse_methods(text: str, density: float) -> list[Method]:
-    """Several, separated by commas; each only once."""
+    """Parse several methods, separated by commas; each only once."""
     methods = [parse_method(part, density) for part in text.split(",") if part.strip()]
     if not methods:
         raise BadInput(f"sparsifiers must name one at least, got {text!r}")

@@ -25,7 +25,7 @@ def make_optimizer(model: nn.Module, settings: Config) -> torch.optim.Optimizer:
 
 
 def learning_rate(settings: Config, step: int) -> float:
-    """Rises linearly in the warm-up, then stays or falls along a cosine to zero.
+    """The learning rate of a step: a linear warm-up, then constant or a cosine to zero.
 
     >>> run = Config("mlp", steps=100, lr=1.0, warm_up=0.1, decay="cosine")
     >>> [round(learning_rate(run, step), 3) for step in (0, 9, 10, 55, 99)]

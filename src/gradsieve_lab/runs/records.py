@@ -5,7 +5,7 @@
     {"kind": "metric", ...}     one per evaluation; its "step" is how many steps were done by then
     {"kind": "end", ...}        last: why it ended; missing if the run was killed
 
-Lines are only ever added whole, so that a record is valid at any time.
+Lines are only added whole, so that a record is valid at any time.
 """
 
 import gzip
@@ -25,13 +25,13 @@ from gradsieve_lab.runs.step_record import StepRecord
 from gradsieve_lab.tasks.base import Metric
 
 VERSION = 1
-LARGEST = 1 << 30  # bytes of a record that is read, unpacked
+LARGEST = 1 << 30  # most bytes of a record to read, unpacked
 NAME = "records.jsonl"
 Line = dict[str, Any]
 
 
 class RecordError(BadInput):
-    """A record is missing, not one, or cannot be written."""
+    """A record is missing, invalid, or cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What it is called, without characters that a terminal would obey."""
+        """The run's name, without control characters."""
         return "".join(sign if sign.isprintable() else "\ufffd" for sign in str(self.header["name"]))
 
     @property
@@ -59,7 +59,7 @@ class Run:
 
 
 class Recorder:
-    """Adds lines to a record; after a failed write the file is as it was before."""
+    """Adds lines to a record; a failed write leaves the file as it was."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -77,7 +77,7 @@ class Recorder:
 
 
 def to_line(line: Mapping[str, Any]) -> str:
-    """One line of strict JSON: settings are exact, measurements have the digits of float32 or are null."""
+    """One line of strict JSON: settings are exact, measurements have float32's digits or are null."""
     return json.dumps(_plain(line, exact=line["kind"] == "run"), allow_nan=False) + "\n"
 
 
@@ -91,7 +91,7 @@ def _plain(value: Any, exact: bool) -> Any:
 
 
 def read_run(path: Path) -> Run:
-    """The record in a folder, or a record file by its own name, also if it was packed by gzip."""
+    """Read the record in a folder, or a record file, compressed by gzip or not."""
     file = path
     if path.is_dir():
         found = [path / name for name in (NAME, f"{NAME}.gz") if (path / name).exists()]
@@ -130,7 +130,7 @@ def _read_lines(file: Path) -> list[Line]:
         raise RecordError(f"{file} must be readable, got {problem.strerror or problem}") from problem
     except (EOFError, UnicodeDecodeError, zlib.error) as problem:
         raise RecordError(f"{file} must be a gradsieve record, got {problem}") from problem
-    whole = text.split("\n")[:-1]  # what follows the last line's end was cut off by a crash
+    whole = text.split("\n")[:-1]  # text after the last line's end was cut off by a crash
     lines = []
     for number, line in enumerate(whole, 1):
         try:
@@ -146,16 +146,16 @@ def _read_lines(file: Path) -> list[Line]:
 
 
 def cut_back(folder: Path, step: int, settings: Mapping[str, Any]) -> Run:
-    """Take back what was recorded after `step` steps were done: the run goes on from there, with these settings."""
+    """Remove what was recorded after `step` steps: the run resumes from there, with these settings."""
     run = read_run(folder)
     header = {**run.header, "settings": dict(settings)}
     steps = [each for each in run.steps if each.step < step]
     metrics = [line for line in run.metrics if line["step"] <= step]
-    lines = [header, *sorted([*(each.to_line() for each in steps), *metrics], key=_moment)]
+    lines = [header, *sorted([*(each.to_line() for each in steps), *metrics], key=_order)]
     write_whole(folder / NAME, "".join(to_line(line) for line in lines))
     return Run(header, steps, metrics, None, folder)
 
 
-def _moment(line: Line) -> tuple[int, bool]:
-    """When a line was written: a metric after n steps stands before step n."""
+def _order(line: Line) -> tuple[int, bool]:
+    """Sort key of a line: a metric after n steps comes before step n."""
     return (line["step"], line["kind"] == "step")

@@ -1,4 +1,4 @@
-"""Engines whose workers each train a replica of their own: one in a process group, or all in this process."""
+"""Engines whose workers each train their own replica: one in a process group, or all in this process."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from gradsieve_lab.tasks import Data, Task
 
 
 class _Replicas:
-    """The replicas of this process, of workers `ranks`; worker 0's is evaluated, on the whole test set."""
+    """The replicas of workers `ranks` in this process; worker 0's is evaluated, on the whole test set."""
 
     def __init__(
         self, task: Task, data: Data, feeds: list[Feed], settings: Config, ranks: Sequence[int], world: World
@@ -42,7 +42,7 @@ class _Replicas:
         return self.replicas[0].model
 
     def step(self, step: int, lr: float) -> Stepped:
-        """The mean of the numbers of the workers here."""
+        """One step of every worker here; returns the mean of their measurements."""
         begun = time.perf_counter()
         passes = [self._learn(*pair, step) for pair in zip(self.replicas, self.feeds, strict=True)]
         self.sharing.before_update()
@@ -68,7 +68,7 @@ class _Replicas:
         return {"loss": loss.item(), "forward_s": middle - started, "backward_s": ended - middle}
 
     def mean(self, numbers: Tensor) -> Tensor:
-        """The mean over the processes: here there is one."""
+        """The mean over the processes: here there is only one."""
         return numbers
 
     def evaluate(self) -> float | None:
@@ -77,7 +77,7 @@ class _Replicas:
             if self.leads:
                 total, count = score(self.task, self.data, self.model, 0, 1)
                 value = self.task.value(total / count, self.model)
-        self.mean(torch.zeros(1))  # the others wait here, not in a step, whose time is measured
+        self.mean(torch.zeros(1))  # the others wait here, not in a step, which is timed
         return value
 
     def save(self, folder: Path, done: int) -> None:
@@ -108,7 +108,7 @@ class _Replicas:
 
 
 class ProcessReplica(_Replicas):
-    """One worker, in a process group that exists, without DDP."""
+    """One worker, in an existing process group, without DDP."""
 
     def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
         world = ProcessGroupWorld(timeout=settings.timeout)
@@ -120,7 +120,7 @@ class ProcessReplica(_Replicas):
 
 
 class VirtualReplicas(_Replicas):
-    """All workers, one after the other; or only worker 0 where no other could change what it does."""
+    """All workers, one after the other; or only worker 0 if workers do not affect each other."""
 
     def __init__(self, task: Task, data: Data, feeds: list[Feed], settings: Config) -> None:
         size = settings.workers if SHARINGS[settings.sparsifier].needs_all else 1
@@ -130,5 +130,5 @@ class VirtualReplicas(_Replicas):
         done = super().step(step, lr)
         own = done.measured
         spent = own.forward_s + own.backward_s + own.update_s + own.select_s
-        # Nothing was sent anywhere: a virtual world's time is not that of a network.
+        # Nothing was sent: a virtual world's time is not that of a network.
         return done.with_measured(communicate_s=0.0, step_s=spent)

@@ -1,4 +1,4 @@
-"""Start a run: in virtual workers, in processes of this machine, or as a part of torchrun's."""
+"""Start a run: with virtual workers, in processes on this machine, or in torchrun's processes."""
 
 import gc
 import os
@@ -33,12 +33,12 @@ from gradsieve_lab.runs.training import Starting, Training
 from gradsieve_lab.tasks import Data, Task
 
 Listen = Callable[[Any], None]
-_FEW, _PROCESSES_A_CORE = 32, 8
-_SMALL_MODEL = 1_000_000  # parameters, below which threads wait for each other longer than they compute
+_ALWAYS_ALLOWED, _PROCESSES_PER_CORE = 32, 8
+_SMALL_MODEL = 1_000_000  # parameters below which threads wait for each other longer than they compute
 
 
 class Stop:
-    """Whether someone asked to stop, by Ctrl-C or a signal; the second time is an order."""
+    """A request to stop, by Ctrl-C or a signal; a second one interrupts."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -48,7 +48,7 @@ class Stop:
 
     @contextmanager
     def watching(self) -> Iterator["Stop"]:
-        """While inside, SIGINT, SIGTERM and SIGHUP only ask; a second one interrupts."""
+        """Treat a first SIGINT, SIGTERM or SIGHUP as a request; a second one interrupts."""
         kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {kind: signal.signal(kind, self._note) for kind in kinds}
         try:
@@ -72,13 +72,13 @@ def torchrun_workers() -> int:
 
 
 def leads() -> bool:
-    """Whether this process speaks for the run."""
+    """Whether this process reports for the run."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
 def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume: bool = False) -> Run | None:
-    """One run, from its start or from its checkpoint, in `folder`; returns its record, or None if another process
-    of torchrun's keeps it. A new run that fails before its first step leaves no folder behind."""
+    """Run from the start or from a checkpoint, in `folder`; returns the record, or None if another of torchrun's
+    processes writes it. A new run that fails before its first step leaves no folder behind."""
     if leads() and not resume:
         resume = restarted(folder)
         if not resume:
@@ -86,7 +86,7 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
     job = (settings, folder, resume, command_line())
     try:
         if settings.virtual:
-            with _few_threads():
+            with _restored_threads():
                 _work(Post(0, settings.workers, listen, stop.requested), *job)
         elif under_torchrun():
             if settings.lab_hosts:
@@ -94,7 +94,7 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
             _join(listen, stop, job)
         else:
             _check_processes(settings.workers)
-            _prepare(settings)  # what no worker could do is refused before any is started
+            _prepare(settings)  # raises errors before any worker is started
             with _places(settings) as places:
                 listen(Starting(settings.label or settings.sparsifier, settings.workers))
                 run_workers(
@@ -114,8 +114,8 @@ def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume:
 
 
 @contextmanager
-def _few_threads() -> Iterator[None]:
-    """Whatever number of threads a virtual run takes, afterwards there are as many as before."""
+def _restored_threads() -> Iterator[None]:
+    """Restore torch's number of threads after a virtual run."""
     before = torch.get_num_threads()
     try:
         yield
@@ -125,7 +125,7 @@ def _few_threads() -> Iterator[None]:
 
 @contextmanager
 def _places(settings: Settings) -> Iterator[list[Place] | None]:
-    """Where workers live: on loopback, or on the hosts of a lab that is there while inside."""
+    """The places of workers: loopback (None), or the hosts of a lab that is removed on exit."""
     if not settings.lab_hosts:
         yield None
         return
@@ -134,9 +134,9 @@ def _places(settings: Settings) -> Iterator[list[Place] | None]:
 
 
 def restarted(folder: Path) -> bool:
-    """Whether torchrun has started this run again, and there is a checkpoint to go on from.
+    """Whether torchrun has restarted this run, and there is a checkpoint to resume from.
 
-    What it left before its first checkpoint is removed. A folder of another run is never touched.
+    The run's folder is removed if it has no checkpoint. A folder of another run is never touched.
     """
     if not under_torchrun() or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not folder.exists():
         return False
@@ -155,7 +155,7 @@ def check_new(folder: Path) -> None:
 
 
 def _check_processes(workers: int) -> None:
-    most = max(_FEW, _PROCESSES_A_CORE * (os.cpu_count() or 1))
+    most = max(_ALWAYS_ALLOWED, _PROCESSES_PER_CORE * (os.cpu_count() or 1))
     if workers > most:
         raise BadInput(
             f"workers must be at most {most} as processes of this machine, got {workers}: take --virtual"
@@ -163,7 +163,7 @@ def _check_processes(workers: int) -> None:
 
 
 def _prepare(settings: Settings) -> tuple[Task, Data, list[Feed], Config]:
-    """Read the data and share them out; whatever is wrong with either is the user's to know."""
+    """Read the data and divide it among workers; problems with either are raised as `BadInput`."""
     try:
         task = settings.make_task()
         data = task.load()
@@ -174,7 +174,7 @@ def _prepare(settings: Settings) -> tuple[Task, Data, list[Feed], Config]:
 
 
 def _remove_unless_begun(folder: Path) -> None:
-    """A folder whose record holds no step is of no use to anyone."""
+    """Remove a folder whose record has no step."""
     with suppress(BadInput):
         if read_run(folder).steps:
             return
@@ -183,16 +183,16 @@ def _remove_unless_begun(folder: Path) -> None:
 
 def _join(listen: Listen, stop: Stop, job: tuple[Settings, Path, bool, str]) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=job[0].timeout))
-    told: list[Any] = [job]
-    dist.broadcast_object_list(told)  # all use the leader's folder
-    _work(Post(dist.get_rank(), dist.get_world_size(), listen, stop.requested), *told[0])
+    received: list[Any] = [job]
+    dist.broadcast_object_list(received)  # all use the leader's folder
+    _work(Post(dist.get_rank(), dist.get_world_size(), listen, stop.requested), *received[0])
     gc.collect()  # models that outlive their process group can crash gloo at exit
     dist.barrier()
     dist.destroy_process_group()
 
 
 def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: str) -> None:
-    """One worker's whole run; also all virtual workers'."""
+    """The whole run of one worker, or of all virtual workers."""
     task, data, feeds, config = _prepare(settings)
     engine = _engine_kind(config)(task, data, feeds, config)
     size = sum(parameter.numel() for parameter in engine.model.parameters())
@@ -214,7 +214,7 @@ def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: s
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep the run's folder to this run while it lasts."""
+    """Lock the run's folder while the run lasts."""
     descriptor = try_lock(folder / ".lock")
     if descriptor is None:
         raise BadInput(f"{folder} is in use by another process: wait until it ends")

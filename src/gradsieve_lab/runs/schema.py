@@ -1,4 +1,4 @@
-"""What the lines of a record must look like: files come from anywhere."""
+"""Checks of a record's lines, since files may come from anywhere."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ _MORE: dict[str, dict[str, Test]] = {
 
 
 def problem_of(line: Mapping[str, Any]) -> str:
-    """What is wrong with a line, in words; empty if nothing is."""
+    """Describe what is wrong with a line; empty if nothing is."""
     kind = str(line.get("kind"))
     found = _first(line, _NEEDED[kind]) or _first(line, _MORE[kind], optional=True)
     if found or kind != "run":

@@ -1,4 +1,4 @@
-"""What a user asks for: with the same settings, the same run."""
+"""The settings of a run, as given by the user: same settings, same run."""
 
 import math
 import os
@@ -25,7 +25,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """One run as a user asked for it. Zero, empty or None leave the choice to the task's recipe: see `Config`."""
+    """A user's settings of one run. Zero, empty or None leave the choice to the task's recipe: see `Config`."""
 
     task: str
     sparsifier: str = "exdyna"
@@ -46,7 +46,7 @@ class Settings:
     limit: int = 0
     skew: float = 0.0
     steps: int = 0
-    seconds: float = 0.0  # of training, after which a run ends whatever its step; 0: no limit
+    seconds: float = 0.0  # of training, after which a run ends at any step; 0: no limit
     batch: int = 0
     optimizer: str = ""
     lr: float = 0.0
@@ -104,7 +104,7 @@ class Settings:
                 )
 
     def links(self) -> list[Link]:
-        """Those of the lab's hosts."""
+        """The links of the lab's hosts."""
         return parse_links(self.lab_rate or DEFAULT_RATE, self.lab_hosts)
 
     def with_method(self, method: Method) -> "Settings":
@@ -120,9 +120,9 @@ class Settings:
         )
 
     def make_task(self) -> Task:
-        """The task; its data are in `data_dir`, or else where GRADSIEVE_DATA says.
+        """Make the task, with data from `data_dir`, or else from $GRADSIEVE_DATA.
 
-        Whoever names a folder but no data set gets the task's first real one that is there.
+        With a folder but no data set, the task's first real data set found there is used.
         """
         folder = self.data_dir or os.environ.get("GRADSIEVE_DATA", "")
         one_of("task", self.task, TASKS)
@@ -149,9 +149,9 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
-        """Settings that were read from a record; a name that is not known here is refused."""
+        """Settings read from a record; unknown names are rejected."""
         values = dict(values)
-        if values.pop("tensorboard", False):  # how records of version 1 have it
+        if values.pop("tensorboard", False):  # its name in records of version 1
             values["log"] = "tensorboard"
         for name in values:
             one_of("setting", name, [known.name for known in fields(cls)])

@@ -1,4 +1,4 @@
-"""What replicas do with each other's weights after their optimizer steps."""
+"""The exchange of weights between replicas after their optimizer steps."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,9 @@ from gradsieve_lab.runs.step_record import Stepped, all_at_once, from_report
 
 
 class Sharing(Protocol):
-    """Made from the replicas of this process, one or all, and the world that joins them with the others."""
+    """A way to share weights, made from the replicas of this process, one or all, and the world of all workers."""
 
-    needs_all: ClassVar[bool]  # False: a replica never hears of the others, worker 0 alone gives the metric
+    needs_all: ClassVar[bool]  # False: replicas are independent, worker 0 alone gives the metric
 
     def __init__(self, replicas: Sequence[Learner], world: World, settings: Config) -> None: ...
 
@@ -39,17 +39,17 @@ class Sharing(Protocol):
         """Called once all replicas here have taken optimizer step `step`; returns what each of them sent."""
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """While inside, the models hold the weights that are evaluated. Every process enters."""
+        """A context in which the models hold the weights to evaluate. Every process must enter it."""
 
     def state_dicts(self) -> list[dict[str, Any]]:
-        """What each replica here keeps beside its weights and its optimizer."""
+        """The state of each replica here, without its model and optimizer."""
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Continue from there."""
+        """Load what `state_dicts` returned."""
 
 
 class Alone:
-    """Nothing is sent, and nothing kept."""
+    """Sends nothing, and has no state."""
 
     needs_all: ClassVar[bool] = False
 
@@ -73,7 +73,7 @@ class Alone:
 
 
 class Average(Alone):
-    """All weights and running statistics averaged every so many steps, and after the last one."""
+    """Averages all weights and running statistics once every `every` steps, and after the last one."""
 
     needs_all: ClassVar[bool] = True
 
@@ -102,7 +102,7 @@ class Average(Alone):
 
 
 class Share(Alone):
-    """The weights that drifted farthest are averaged; and everything after the last step, unless `finish` is 0."""
+    """Averages the weights that drifted farthest; and everything after the last step, unless `finish` is 0."""
 
     needs_all: ClassVar[bool] = True
 
@@ -130,13 +130,13 @@ class Share(Alone):
                     second=second_moments([replica.optimizer], judge, sparsifier),
                 )
             )
-        beside, background = world, None
+        shared, background = world, None
         if delay and isinstance(world, ProcessGroupWorld):
-            beside, background = (
+            shared, background = (
                 world.again(),
                 Background[list[Outcome]]("gradsieve-share", SideStream(torch.device("cpu"))),
             )
-        self.driver = Driver(self.workers, beside, delay, background)
+        self.driver = Driver(self.workers, shared, delay, background)
 
     def before_update(self) -> None:
         self.driver.wait()
@@ -158,7 +158,7 @@ class Share(Alone):
         return [self._stepped(number, applied) for number in range(len(self.workers))]
 
     def _stepped(self, number: int, applied: bool) -> Stepped:
-        """What one worker sent: the round that was applied, and what was sent as a whole."""
+        """What one worker sent: the round that was applied, and averages of everything."""
         report = self.workers[number].report
         found = from_report(report) if applied and report is not None else all_at_once(0)
         if not self._meter.ledgers:
@@ -173,7 +173,7 @@ class Share(Alone):
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """The agreed weights: what a user has without sending more."""
+        """Evaluate the agreed weights, which a user has without sending more."""
         with ExitStack() as stack:
             self.driver.wait()
             for worker in self.workers:

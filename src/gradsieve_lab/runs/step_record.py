@@ -17,7 +17,7 @@ PHASES = ("forward", "backward", "select", "communicate", "step")  # of a step, 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What came of a step's exchange: the same on all workers."""
+    """The outcome of a step's exchange: the same on all workers."""
 
     finite: bool
     density: float
@@ -47,7 +47,7 @@ class Measured:
     select_s: float = 0.0
     communicate_s: float = 0.0
     update_s: float = 0.0  # the optimizer
-    measure_s: float = 0.0  # of norms, which is no part of the step
+    measure_s: float = 0.0  # of norms, which is not part of the step
     step_s: float = 0.0
 
     def to_row(self) -> list[float]:
@@ -71,7 +71,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of a run. None stands for a number that the method does not have, or that is not finite."""
+    """One step of a run. None is a number that the method does not have, or that is not finite."""
 
     step: int  # from 0
     lr: float
@@ -96,7 +96,7 @@ class StepRecord:
 
     @classmethod
     def of(cls, step: int, lr: float, exchange: Exchange, mean: Measured) -> "StepRecord":
-        """From what all workers share, and the mean of what they measured."""
+        """Make a record from what all workers share, and the mean of what they measured."""
         numbers = {name: _known(value) for name, value in asdict(mean).items()}
         seconds = {phase: numbers[f"{phase}_s"] for phase in PHASES}
         return cls(
@@ -115,7 +115,7 @@ class StepRecord:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> "StepRecord":
-        """What `to_line` made a line of. Raises `ValueError` where a number is missing or is none."""
+        """The inverse of `to_line`. Raises `ValueError` if a number is missing or invalid."""
         hints = get_type_hints(cls)
         for each in fields(cls):
             if each.name != "seconds" and not _fits(line.get(each.name), hints[each.name]):
@@ -130,7 +130,7 @@ class StepRecord:
 
 
 def from_report(report: StepReport) -> Stepped:
-    """A sieve's report in the words of a record."""
+    """Convert a sieve's report to a record's terms."""
     seconds = report.seconds
     norm = math.nan if report.residual_norm is None else report.residual_norm
     exchange = Exchange(
@@ -181,7 +181,7 @@ def all_at_once(
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is of this type; whole numbers are floats, too."""
+    """Whether a value read from JSON is of this type; integers count as floats, too."""
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, hint) or (isinstance(value, int) and isinstance(0.0, hint))

@@ -1,4 +1,4 @@
-"""A run in one row: pure functions of its record. Times are medians; means where only some steps exchange."""
+"""A run in one row: pure functions of its record. Times are medians; means if only some steps exchange."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ _CLOSE = 0.05  # a step's density counts as kept within this fraction of the tar
 
 @dataclass(frozen=True)
 class Summary:
-    """One run; None is what its method does not have, or what was not measured."""
+    """One run; None is a value that its method does not have, or that was not measured."""
 
     method: str
     task: str
@@ -27,7 +27,7 @@ class Summary:
     metric_name: str
     metric_best: float | None
     metric_last: float | None
-    gain_kept: float | None  # known only beside runs of dense and alone
+    gain_kept: float | None  # known only in a comparison with dense and alone
     loss_last: float | None
     density_target: float
     density_mean: float
@@ -37,8 +37,8 @@ class Summary:
     selected_total: int
     bytes_per_step: float  # what a worker puts on the wire with ring collectives
     bytes_total: float
-    wire_bytes_per_step: float | None  # what a lab's host really sent, by its interface's count, headers included
-    compression: float | None  # bytes of plain data-parallel training against these
+    wire_bytes_per_step: float | None  # sent by a lab's host, counted by its interface, headers included
+    compression: float | None  # bytes of plain data-parallel training over these
     collectives_per_step: float
     total_error: float | None  # sum over the steps of the workers' mean ||residual||^2
     residual_norm_last: float | None
@@ -56,12 +56,12 @@ class Summary:
 
 
 def summarise_all(runs: Sequence[Run]) -> list[Summary]:
-    """The rows of a comparison."""
+    """The summaries of a comparison."""
     return [replace(summarise(run), gain_kept=gain) for run, gain in zip(runs, gains_kept(runs), strict=True)]
 
 
 def summarise(run: Run) -> Summary:
-    """The row of a run, however far it came."""
+    """The summary of a run, finished or not."""
     steps, settings = run.steps, run.settings
     values = [line["value"] for line in run.metrics if line["value"] is not None]
     densities = _known(steps, "density")
@@ -71,7 +71,7 @@ def summarise(run: Run) -> Summary:
     hidden, spreads = _known(steps, "hidden"), _known(steps, "spread")
     losses = _known(steps, "loss")
     exchanging = sum(step.collectives > 0 for step in steps)
-    typical = fmean if 0 < exchanging < len(steps) else median  # a median would leave out rounds of some steps only
+    typical = fmean if 0 < exchanging < len(steps) else median  # a median would miss rounds in few steps
     phases = {f"{phase}_ms": _ms(typical, (step.seconds.get(phase) for step in steps)) for phase in PHASES}
     return Summary(
         method=run.name,
@@ -110,7 +110,7 @@ def summarise(run: Run) -> Summary:
 
 
 def dense_bytes(run: Run) -> float:
-    """What a worker puts on the wire in a step of plain data-parallel training: a ring all-reduce of float32."""
+    """Bytes sent per worker and step of plain data-parallel training: a ring all-reduce of float32."""
     return ring_all_reduce_bytes(4 * run.header["n"], run.settings["workers"])
 
 

@@ -14,14 +14,14 @@ from gradsieve_lab.runs.optimizers import learning_rate
 from gradsieve_lab.runs.records import Line, Recorder, Run
 from gradsieve_lab.runs.step_record import Measured, Stepped, StepRecord
 
-_AGREE_EVERY_S = 0.5  # workers talk about records and stopping about so often
-_MOST_STEPS = 50  # and after so many steps at the latest
+_AGREE_EVERY_S = 0.5  # about how often workers exchange records and stop requests
+_MOST_STEPS = 50  # between two of these exchanges
 EVALUATIONS = 10  # of a run that is limited in time
 
 
 @dataclass(frozen=True)
 class Starting:
-    """A run is about to start its workers; until the first `Progress` there is nothing else to show."""
+    """Sent before a run starts its workers; the first `Progress` follows once they train."""
 
     label: str
     workers: int
@@ -52,7 +52,7 @@ class Progress:
 
 
 class Training:
-    """One run from its first or next step to its end. Every process of the run has one; the leader's records."""
+    """One run from its first or next step to its end. Every process of the run has one; the leader's writes."""
 
     def __init__(self, engine: Engine, settings: Config, folder: Path, post: Post) -> None:
         self.engine, self.settings, self.folder, self.post = engine, settings, folder, post
@@ -63,7 +63,7 @@ class Training:
         self.metric: float | None = None
         self._evaluated = 0.0  # seconds at the last evaluation
         self._waiting: list[tuple[int, float, Stepped]] = []
-        self._patience = 1
+        self._agree_after = 1  # steps
 
     def run(self) -> str:
         """Train; returns how it ended: finished or stopped."""
@@ -78,7 +78,7 @@ class Training:
             self.done += 1
             due = self.done % settings.eval_every == 0 and not settings.seconds
             saving = settings.checkpoint_every and self.done % settings.checkpoint_every == 0
-            if due or saving or self.done == settings.steps or len(self._waiting) >= self._patience:
+            if due or saving or self.done == settings.steps or len(self._waiting) >= self._agree_after:
                 self._agree()
             last = self._over()
             if due or last or self._evaluation_is_due():
@@ -92,12 +92,12 @@ class Training:
         return reason
 
     def _over(self) -> bool:
-        """After the last step, or when the time is up: all workers know the same seconds."""
+        """Whether the last step is done or the time is up; the same on all workers."""
         settings = self.settings
         return self.done == settings.steps or 0 < settings.seconds <= self.seconds
 
     def _evaluation_is_due(self) -> bool:
-        """Whether a run that is limited in time has passed another part of it."""
+        """Whether the next evaluation of a run that is limited in time is due."""
         return self.settings.seconds > 0 and self.seconds >= self._evaluated + self.settings.seconds / EVALUATIONS
 
     def _step(self, step: int) -> None:
@@ -107,11 +107,11 @@ class Training:
         self._waiting.append((step, lr, done.with_measured(wire_bytes=self._counted - before)))
 
     def _counter(self) -> float:
-        """What this host has sent by its interface's own count, if it is one of a lab."""
+        """Bytes sent by this host, counted by its interface; NaN outside a lab."""
         return float(self.post.place.sent()[0]) if self.settings.lab_hosts else math.nan
 
     def _agree(self) -> None:
-        """Average what the workers measured, record it, and find out whether anyone wants to stop."""
+        """Average what the workers measured, record it, and check whether any of them wants to stop."""
         waiting, self._waiting = self._waiting, []
         rows = torch.tensor([done.measured.to_row() for _, _, done in waiting], dtype=torch.float64)
         wish = torch.tensor([float(self.post.stop_requested())], dtype=torch.float64)
@@ -123,7 +123,7 @@ class Training:
             for (step, lr, done), mean in zip(waiting, means, strict=True)
         ]
         spent = sum(mean.step_s for mean in means)
-        self._patience = min(_MOST_STEPS, max(1, round(_AGREE_EVERY_S * len(means) / max(spent, 1e-9))))
+        self._agree_after = min(_MOST_STEPS, max(1, round(_AGREE_EVERY_S * len(means) / max(spent, 1e-9))))
         self.seconds += spent
         self.bytes += sum(mean.bytes for mean in means)
         if self.engine.leads:
@@ -158,16 +158,16 @@ class Training:
             self._record([{**line, "bytes": self.bytes, "seconds": self.seconds}])
 
     def save(self) -> None:
-        """A checkpoint of everything that the next step needs."""
+        """Save everything that the next step needs."""
         self.engine.save(self.folder / "checkpoint", self.done)
 
     def load(self) -> int:
-        """Take everything from the checkpoint; returns how many steps it had done."""
+        """Load the checkpoint; returns how many steps were done."""
         self.done = self.engine.load(self.folder / "checkpoint")
         return self.done
 
     def go_on(self, record: Run) -> None:
-        """Count on from what was recorded up to the checkpoint."""
+        """Restore totals from what was recorded up to the checkpoint."""
         self.bytes = sum(step.bytes for step in record.steps)
         self.seconds = sum(step.seconds.get("step") or 0.0 for step in record.steps)
         if record.metrics:

@@ -1,4 +1,4 @@
-"""Tasks to train on: small enough for a laptop, with embedded data, and with real data where there is some."""
+"""Training tasks small enough for a laptop, with embedded data, and with real data if available."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What classifiers have in common: cross-entropy to learn from, accuracy to be judged by."""
+"""Base class of classifiers: cross-entropy as the loss, accuracy as the metric."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,12 +10,12 @@ from gradsieve_lab.tasks.base import Batch, Metric, Task
 
 @dataclass
 class Classifier(Task):
-    """Examples are an input and a class each."""
+    """A task whose examples are an input and a class."""
 
     METRIC: ClassVar[Metric] = Metric("accuracy", higher_is_better=True, percent=True)
 
     def inputs(self, batch: Batch) -> Tensor:
-        """What the model is called with."""
+        """The model's input."""
         return batch[0]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -16,8 +16,8 @@ string textwrap threading tokenize traceback uuid"""
 
 
 def digits() -> tuple[Images, Images]:
-    """Training and test images of 8 x 8 pixels from 0 to 16, mixed: those of one writer follow each other."""
-    import sklearn.datasets  # seconds
+    """Training and test images of 8 x 8 pixels from 0 to 16, shuffled: the source is ordered by writer."""
+    import sklearn.datasets  # takes seconds
 
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
@@ -44,10 +44,10 @@ BAD = "bad poor ugly dull sad cold stupid stale boring blunt cheap weak loud har
 
 
 def sentences(count: int, seed: int) -> Sentences:
-    """Two clauses, one of which decides the class: what follows "but", or what precedes "although".
+    """Sentences of two clauses, one of which decides the class: the one after "but", or before "although".
 
-    A clause is good if its adjective is, unless it is negated. So no word tells the class alone: which words
-    belong together, and in which order, does.
+    A clause is good if its adjective is, unless it is negated. So no single word gives the class away, only their
+    combination and order.
     """
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count) % 2)
@@ -73,7 +73,7 @@ def _one_of(words: str, rng: np.random.Generator) -> str:
 
 
 def ratings(seed: int, users: int = 600, items: int = 800, factors: int = 6) -> np.ndarray:
-    """User and item of some 30,000 interactions in random order: tastes of low rank, and popular items."""
+    """User and item of some 30,000 interactions in random order, from low-rank tastes and item popularity."""
     rng = np.random.default_rng(seed)
     popular = -0.7 * np.log(rng.permutation(items) + 1.0)
     tastes, traits = rng.normal(size=(users, 1, factors)), rng.normal(size=(1, items, factors))
@@ -84,9 +84,9 @@ def ratings(seed: int, users: int = 600, items: int = 800, factors: int = 6) -> 
 
 
 def logistic(samples: int, features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in [-1, 1] and classes -1 or 1, in the shape of gisette: most entries are -1, the lowest value.
+    """Rows in [-1, 1] and classes -1 or 1, similar to gisette: most entries are -1, the lowest value.
 
-    Features follow a few common factors, and the classes one of them, through a linear model with some noise.
+    Features depend on a few common factors, and the classes on one of them, through a linear model with some noise.
     """
     rng = np.random.default_rng(seed)
     factors = 12

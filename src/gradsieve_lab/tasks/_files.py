@@ -1,4 +1,4 @@
-"""Files of the data folder: where they are, what they hold, and images in the formats of MNIST and CIFAR-10."""
+"""Files of the data folder: find them, read them, and decode the images of MNIST and CIFAR-10."""
 
 import bz2
 import gzip
@@ -22,7 +22,7 @@ MNIST = [f"mnist/{split}-{kind}-ubyte" for split in ("train", "t10k") for kind i
 
 
 def find(data_dir: Path | None, dataset: str, *names: str) -> Path:
-    """The first of the files that is in the data folder; they are spellings of the same file."""
+    """The first of the names that is in the data folder; they are alternatives for the same file."""
     if data_dir is None:
         raise DataError(f"dataset {dataset} needs a data folder: name it with --data-dir or GRADSIEVE_DATA")
     for name in names:
@@ -32,7 +32,7 @@ def find(data_dir: Path | None, dataset: str, *names: str) -> Path:
 
 
 def read(path: Path) -> bytes:
-    """The contents, unpacked if the name ends in .gz, .xz or .bz2."""
+    """The contents, decompressed if the name ends in .gz, .xz or .bz2."""
     unpack = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}.get(path.suffix, bytes)
     try:
         return unpack(path.read_bytes())
@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An array of unsigned bytes: two zeros, the type 8, the number of dimensions, their sizes, the data."""
+    """Read an array of unsigned bytes: two zeros, the type 8, the number of dimensions, their sizes, the data."""
     content, start = read(path), 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, 8, dimensions]):
         raise DataError(f"{path} must be an idx file of {dimensions} dimensions, got header {content[:4].hex()!r}")
@@ -80,7 +80,7 @@ _ALLOWED = {
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Pickles may name any function to call; ours may name only what rebuilds arrays."""
+    """An unpickler of arrays only: other pickles could call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -89,13 +89,13 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_cifar(path: Path) -> Images:
-    """One batch of CIFAR-10, python version."""
+    """Read one batch of CIFAR-10, python version."""
     try:
         batch = _ArraysOnly(io.BytesIO(read(path)), encoding="bytes").load()
         x, y = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
     except DataError:
         raise
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # a corrupted pickle may raise almost anything
         raise DataError(f"{path} must be a batch of CIFAR-10, python version, got: {error}") from error
     if x.dtype != np.uint8 or x.shape != (len(y), 3072) or y.dtype.kind not in "iu" or y.ndim != 1 or not len(y):
         raise DataError(f"{path} must hold rows of 3072 bytes and a label each, got {x.shape} and {y.shape}")

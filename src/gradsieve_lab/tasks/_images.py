@@ -1,4 +1,4 @@
-"""What image tasks have in common: the data sets, scaled pixels, and mirrored and shifted training images."""
+"""Base class of image tasks: the data sets, scaled pixels, and mirrored and shifted training images."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,12 +13,12 @@ from gradsieve_lab.tasks._classifier import Classifier
 from gradsieve_lab.tasks._files import CLASSES, Images
 from gradsieve_lab.tasks.base import Batch, Data
 
-SHIFT = 4  # pixels that a training image of CIFAR-10 is moved by, at most
+SHIFT = 4  # most pixels by which a training image of CIFAR-10 is moved
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The images of a data set: pixels from 0 to `peak`, and mean and deviation once scaled to [0, 1]."""
+    """The images of a data set: pixels from 0 to `peak`; mean and deviation after scaling to [0, 1]."""
 
     shape: tuple[int, int, int]
     peak: int
@@ -35,7 +35,7 @@ KINDS = {
 
 @dataclass
 class ImageTask(Classifier):
-    """Images stay bytes until a batch is made of them."""
+    """A task on images, which stay bytes until a batch is made of them."""
 
     DATASETS: ClassVar[tuple[str, ...]] = tuple(KINDS)
 
@@ -86,7 +86,7 @@ class ImageTask(Classifier):
 
 
 def jitter(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image moved by up to 4 pixels along both axes, and mirrored by a chance of one half."""
+    """Move each image by up to 4 pixels along both axes, and mirror it with probability 1/2."""
     count, channels, height, width = images.shape
     top, left = torch.randint(2 * SHIFT + 1, (2, count, 1), generator=generator)
     mirror = torch.rand(count, 1, generator=generator) < 0.5

@@ -6,15 +6,15 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 HISTORY = 30  # pairs that L-BFGS remembers
-L_BFGS_ACCURACY = 1e-7  # of the largest gradient element, against the first one
+L_BFGS_ACCURACY = 1e-7  # of the largest gradient element, relative to that at zero
 NEWTON_STEPS = 10
 CG_STEPS = 500  # at most, for one Newton step
 CG_ACCURACY = 1e-6
 
 
 def minimise(rows: Tensor, signs: Tensor, l2: float) -> tuple[Tensor, float]:
-    """The weights and the value: L-BFGS from zero, then Newton steps as long as they make the gradient smaller."""
-    import scipy.optimize  # seconds
+    """The best weights and the value there: L-BFGS from zero, then Newton steps while they halve the gradient."""
+    import scipy.optimize  # takes seconds
 
     a, y, count = rows.double(), signs.double(), len(rows)
 
@@ -44,16 +44,16 @@ def minimise(rows: Tensor, signs: Tensor, l2: float) -> tuple[Tensor, float]:
 
 
 def _solve(a: Tensor, factor: Tensor, l2: float, right: Tensor) -> Tensor:
-    """`(a^T diag(factor) a + l2) x = right` by conjugate gradients."""
-    x, rest = torch.zeros_like(right), right.clone()
-    direction, square = rest.clone(), rest @ rest
+    """Solve `(a^T diag(factor) a + l2) x = right` by conjugate gradients."""
+    x, residual = torch.zeros_like(right), right.clone()
+    direction, square = residual.clone(), residual @ residual
     target = square * CG_ACCURACY**2
     for _ in range(CG_STEPS):
         if square <= target:
             break
         image = a.T @ (factor * (a @ direction)) + l2 * direction
         step = square / (direction @ image)
-        x, rest, before = x + step * direction, rest - step * image, square
-        square = rest @ rest
-        direction = rest + square / before * direction
+        x, residual, before = x + step * direction, residual - step * image, square
+        square = residual @ residual
+        direction = residual + square / before * direction
     return x

@@ -13,7 +13,7 @@ Sentences = list[tuple[list[str], int]]  # words and class
 
 
 def read_words(path: Path) -> list[str]:
-    """Words between blanks; each line ends with `<eos>`."""
+    """Words separated by whitespace; each line ends with `<eos>`."""
     words = [word for line in read_text(path).splitlines() for word in (*line.split(), "<eos>")]
     if all(word == "<eos>" for word in words):
         raise DataError(f"{path} must hold words, got none")
@@ -21,7 +21,7 @@ def read_words(path: Path) -> list[str]:
 
 
 def read_sentences(path: Path) -> Sentences:
-    """Lines of a sentence, a tab and a class 0 or 1, below a header line."""
+    """Read lines of a sentence, a tab and a class 0 or 1, below a header line."""
     rows = []
     for number, line in enumerate(read_text(path).split("\n")[1:], start=2):
         if not line.strip():
@@ -55,8 +55,8 @@ def read_ratings(path: Path) -> np.ndarray:
 
 
 def read_svmlight(path: Path, features: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of features and a class of -1 or 1 each. features: how many there are; 0 is as many as occur."""
-    import sklearn.datasets  # seconds
+    """Rows of features, each with a class of -1 or 1. features: their number; 0: as many as occur."""
+    import sklearn.datasets  # takes seconds
 
     try:
         rows, labels = sklearn.datasets.load_svmlight_file(

@@ -14,8 +14,8 @@ from gradsieve_lab.tasks.base import Batch, Data, DataError, Metric, Task
 
 WORDS, CHARACTERS = 35, 64  # predictions per window
 TEST_WINDOWS = 256  # spread evenly over the test text
-AT_ONCE = 16  # test windows: the logits of more, over 33,278 words, fill gigabytes
-PIECES = 10  # into which the training text is cut for label-skewed shards
+AT_ONCE = 16  # test windows: the logits of more, over 33,278 words, take gigabytes
+PIECES = 10  # of the training text, whose numbers are the labels for skewed shards
 STDLIB, SHAKESPEARE, WIKITEXT = "stdlib", "tiny_shakespeare", "wikitext-2"
 
 
@@ -91,6 +91,6 @@ class LanguageModel(Task):
 
 
 def _windows(tokens: Tensor, predictions: int) -> Tensor:
-    """Windows that follow each other; each begins with the last token of the one before."""
+    """Consecutive windows; each begins with the last token of the one before."""
     count = max(0, len(tokens) - 1) // predictions
     return tokens[: count * predictions + 1].unfold(0, predictions + 1, predictions) if count else tokens[:0]

@@ -1,4 +1,4 @@
-"""What a task is: a model, examples to learn from, a loss, and a metric on examples kept aside."""
+"""Base class of tasks: a model, training examples, a loss, and a metric on test examples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class DataError(BadInput):
 
 @dataclass(frozen=True)
 class Metric:
-    """How good a model is, in one number."""
+    """A measure of how good a model is."""
 
     name: str
     higher_is_better: bool
@@ -37,15 +37,15 @@ class Metric:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyper-parameters that a task trains well with, unless the user names others."""
+    """The default hyper-parameters of a task."""
 
     lr: float
-    batch: int  # examples of one worker in a step
+    batch: int  # examples per worker and step
     steps: int
     optimizer: str = "sgd"  # or adam
     momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0
-    base_batch: int = 0  # examples of all workers in a step for which lr is right; it scales with them; 0: never
+    base_batch: int = 0  # examples of all workers per step for which lr is right; lr scales with them; 0: never
     warm_up: float = 0.05  # fraction of the steps in which the learning rate rises
     decay: str = "cosine"  # or constant
     clip: float = 0.0  # largest norm of the gradient that the optimizer sees; 0: no limit
@@ -53,11 +53,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples as tensors of one length: example i is the i-th entry of each."""
+    """Examples as tensors of equal length: example i is the i-th entry of each."""
 
     train: Batch
     test: Batch
-    labels: Tensor  # one whole number a training example: what label-skewed shards are sorted by
+    labels: Tensor  # one integer per training example; label-skewed shards are sorted by it
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Task(ABC):
         data_dir: where the files of real data sets are.
         model: a name of `MODELS`; empty is the first.
         width: multiplies the model's channels or hidden units.
-        limit: use only so many training examples, and at most as many for testing; 0 is all.
-        seed: of the model's first weights and of generated data.
+        limit: number of training examples to use, and the most test examples; 0 is all.
+        seed: of the model's initial weights and of generated data.
     """
 
     dataset: str = ""
@@ -111,10 +111,10 @@ class Task(ABC):
 
     @abstractmethod
     def make_model(self) -> nn.Module:
-        """A new model, the same for the same options; the random generator of torch is left as it was."""
+        """A new model, the same for the same options; torch's random generator is left unchanged."""
 
     def start(self, model: nn.Module) -> None:  # noqa: B027
-        """First weights that take work to find: called by the leading worker only, the others take its weights."""
+        """Set initial weights that are expensive to find; called on the leading worker only, others copy them."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -122,19 +122,19 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """On a batch of test examples: the sum of what the metric averages, and how much it is the sum of."""
+        """For a batch of test examples: the sum of the values that the metric averages, and their number."""
 
     def value(self, mean: float, model: nn.Module) -> float:
         """The metric, from the mean of the scores over all test examples."""
         return mean
 
     def batch(self, data: Data, indices: Tensor, generator: torch.Generator) -> Batch:
-        """The training batch of these examples; chance comes from `generator` only."""
+        """The training batch of these examples; random numbers come from `generator` only."""
         return tuple(part[indices] for part in data.train)
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """Within it torch's generator begins with the task's seed; afterwards it is as it was."""
+        """A context in which torch's generator starts from the task's seed; restored on exit."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             yield

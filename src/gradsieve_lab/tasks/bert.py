@@ -1,4 +1,4 @@
-"""Sentence classification by a small transformer encoder in the manner of BERT.
+"""Sentence classification by a small BERT-like transformer encoder.
 
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding", NAACL 2019.
 """
@@ -18,7 +18,7 @@ from gradsieve_lab.tasks._classifier import Classifier
 from gradsieve_lab.tasks._tables import Sentences, read_sentences
 from gradsieve_lab.tasks.base import Data, Recipe
 
-PADDING, CLS, UNKNOWN = 0, 1, 2  # tokens that are no words
+PADDING, CLS, UNKNOWN = 0, 1, 2  # tokens that are not words
 LENGTHS = {"generated": 16, "sst2": 40}  # tokens; longer sentences are cut
 GENERATED_TRAIN, GENERATED_TEST = 8000, 1000
 LAYERS, UNITS, HEADS = 2, 128, 4
@@ -30,7 +30,7 @@ SPLITS = {
 
 @dataclass
 class BERT(Classifier):
-    """Nothing is dropped out at random, so that runs can be repeated."""
+    """A sentence classifier without dropout, so that runs can be repeated."""
 
     DATASETS: ClassVar[tuple[str, ...]] = tuple(LENGTHS)
     MODELS: ClassVar[tuple[str, ...]] = ("encoder", "transformers")

@@ -37,5 +37,5 @@ class CNN(ImageTask):
 
 
 def _stage(inputs: int, outputs: int) -> list[nn.Module]:
-    """A convolution, and an image of half the size."""
+    """A convolution, and pooling to half the size."""
     return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]

@@ -18,7 +18,7 @@ FIRST_STD = 0.02  # of embeddings and matrices, as in GPT-2
 
 @dataclass
 class GPT(LanguageModel):
-    """No dropout, so that runs can be repeated. Embedding and softmax share their weights."""
+    """A decoder without dropout, so that runs can be repeated. Embedding and softmax share their weights."""
 
     DATASETS: ClassVar[tuple[str, ...]] = (STDLIB, SHAKESPEARE, WIKITEXT)
     MODELS: ClassVar[tuple[str, ...]] = ("decoder",)
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(weight)
             elif weight.dim() > 1:
-                # What each of the 2 * LAYERS branches adds is scaled down, so that their sum is not.
+                # Each of the 2 * LAYERS residual branches is scaled down, so that their sum does not grow.
                 nn.init.normal_(weight, std=FIRST_STD / (2 * LAYERS) ** 0.5 if ".out." in name else FIRST_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a GELU MLP, each added to what it read through a norm."""
+    """Causal self-attention and a GELU MLP, both pre-norm with a residual connection."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention in which a token sees itself and those before it."""
+    """Multi-head self-attention of each token to itself and those before it."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Four times as many hidden units, with GELU."""
+    """An MLP with four times as many hidden units, and GELU."""
 
     def __init__(self, units: int) -> None:
         super().__init__()

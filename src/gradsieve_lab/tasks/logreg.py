@@ -1,4 +1,4 @@
-"""Logistic regression, convex: how far the objective is above its minimum is known."""
+"""Logistic regression: a convex problem, whose minimum is known."""
 
 import functools
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from gradsieve_lab.tasks.base import Batch, Data, DataError, Metric, Recipe, Tas
 
 SAMPLES, FEATURES = 6000, 5000  # of the synthetic set, as gisette
 COUNTS = {"a9a": 123, "w8a": 300, "gisette": 5000}  # features; a file need not mention the last ones
-SHIFTS = {"synthetic": 0.005, "gisette": 0.005, "madelon": 1e-4}  # first weights less the best; else they are 0
+SHIFTS = {"synthetic": 0.005, "gisette": 0.005, "madelon": 1e-4}  # initial minus best weights; others start at 0
 CONDITION = 10_000  # smoothness over l2
 POWER_STEPS = 100
 FILES = {
@@ -29,7 +29,7 @@ FILES = {
 
 @dataclass(eq=False)
 class Problem:
-    """`f(x) = mean log(1 + exp(-y a.x)) + l2/2 |x|^2`, and its minimum, which is found when first asked for."""
+    """`f(x) = mean log(1 + exp(-y a.x)) + l2/2 |x|^2`, and its minimum, computed on first use."""
 
     rows: Tensor
     signs: Tensor
@@ -55,7 +55,7 @@ class Problem:
 
 @dataclass
 class LogReg(Task):
-    """A data set may also be the name of an svmlight file in the data folder.
+    """Logistic regression; a data set may also be the name of an svmlight file in the data folder.
 
     `width` is only for the synthetic set: it multiplies the number of features.
     """
@@ -125,7 +125,7 @@ def _weights(model: nn.Module) -> Tensor:
     return torch.cat([part.detach().double().flatten() for part in model.parameters()])
 
 
-# One problem is kept, so that several runs in a process find its minimum only once.
+# One problem is cached, so that several runs in a process compute its minimum only once.
 @functools.lru_cache(maxsize=1)
 def _generated(samples: int, features: int, seed: int) -> Problem:
     rows, signs = _embedded.logistic(samples, features, seed)

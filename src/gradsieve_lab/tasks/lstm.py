@@ -11,7 +11,7 @@ from gradsieve_lab.tasks.base import Recipe
 
 @dataclass
 class LSTM(LanguageModel):
-    """Windows of text, each read with an empty memory. "tied": embedding and softmax share their weights."""
+    """An LSTM that reads each window from a zero state. "tied": embedding and softmax share their weights."""
 
     DATASETS: ClassVar[tuple[str, ...]] = (STDLIB, WIKITEXT, SHAKESPEARE)
     MODELS: ClassVar[tuple[str, ...]] = ("tied", "untied")

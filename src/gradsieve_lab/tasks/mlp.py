@@ -1,4 +1,4 @@
-"""A network of two hidden layers on small images."""
+"""A network with two hidden layers, for small images."""
 
 from dataclasses import dataclass
 from math import prod

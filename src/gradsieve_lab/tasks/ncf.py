@@ -1,4 +1,4 @@
-"""Recommendation by NeuMF, judged by how often a held-out item is among the first ten.
+"""Recommendation by NeuMF; the metric is how often a held-out item is among the first ten.
 
 He et al., "Neural Collaborative Filtering", WWW 2017.
 """
@@ -14,8 +14,8 @@ from gradsieve_lab.tasks import _embedded, _files
 from gradsieve_lab.tasks._tables import read_ratings
 from gradsieve_lab.tasks.base import Batch, Data, DataError, Metric, Recipe, Task
 
-NEGATIVES = 4  # items a training example that the user has not chosen
-RIVALS = 99  # such items that the held-out one is ranked among
+NEGATIVES = 4  # items per training example that the user has not chosen
+RIVALS = 99  # such items against which the held-out one is ranked
 FIRST = 10
 REDRAWS = 3
 FACTORS, UNITS = 16, 64
@@ -69,7 +69,7 @@ class NCF(Task):
             return NeuMF(self.users, self.items, self.scaled(FACTORS), self.scaled(UNITS, multiple=4))
 
     def batch(self, data: Data, indices: Tensor, generator: torch.Generator) -> Batch:
-        """Users, and for each the chosen item and others after it."""
+        """Users, and for each user the chosen item followed by others."""
         users, items = super().batch(data, indices, generator)
         others = torch.randint(self.items, (len(users), NEGATIVES), generator=generator)
         for _ in range(REDRAWS):
@@ -85,12 +85,12 @@ class NCF(Task):
 
     def score(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
         logits = model(*batch)
-        before = ~(logits[:, 1:] < logits[:, :1])  # a tie, or no number at all, is no hit
+        before = ~(logits[:, 1:] < logits[:, :1])  # a tie or NaN is not a hit
         return float((before.sum(1) < FIRST).sum()), len(logits)
 
 
 class NeuMF(nn.Module):
-    """Users of shape (batch), items of (batch, many), logits as the items: a product of factors beside an MLP."""
+    """A product of factors beside an MLP. Users are of shape (batch), items and logits of (batch, many)."""
 
     def __init__(self, users: int, items: int, factors: int, units: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Residual networks for small images.
 
-He et al., "Deep Residual Learning for Image Recognition", CVPR 2016: ResNet-20 as for CIFAR-10 there, and ResNet-18
-with a first layer of 3 x 3 and no pooling, as is usual for images of this size.
+He et al., "Deep Residual Learning for Image Recognition", CVPR 2016: ResNet-20 as in the paper for CIFAR-10, and
+ResNet-18 with a first layer of 3 x 3 and no pooling, as is usual for images of this size.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ResNet(ImageTask):
 
 
 def network(colours: int, channels: int, blocks: tuple[int, ...], classes: int) -> nn.Module:
-    """Each stage but the first halves the image and doubles the channels."""
+    """A residual network; each stage but the first halves the image and doubles the channels."""
     layers: list[nn.Module] = [convolution(colours, channels), nn.BatchNorm2d(channels), nn.ReLU()]
     have = channels
     for stage, count in enumerate(blocks):
@@ -49,7 +49,7 @@ def convolution(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn
 
 
 class Block(nn.Module):
-    """Two convolutions, and a way around them."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which training examples each worker has."""
+"""The division of training examples among workers."""
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ def shards(labels: Tensor, workers: int, skew: float = 0.0, seed: int = 0) -> li
     """Disjoint sets of indices, one per worker, of equal size; a remainder is left out.
 
     Args:
-        labels: one whole number an example.
-        skew: the fraction of each shard that is taken from examples sorted by label; the rest is random.
+        labels: one integer per example.
+        skew: the fraction of each shard that is taken from examples sorted by label; the remainder is random.
     """
     at_least("workers", workers, 1)
     if not 0 <= number("skew", skew) <= 1:
