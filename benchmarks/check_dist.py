@@ -5,6 +5,7 @@
 The environment borrows the packages that gradsieve depends on from the one that runs this script, and nothing else.
 """
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -42,12 +43,22 @@ def main(folder: Path) -> None:
     missing = [name for name in NEEDED if name not in names]
     if missing or not any(name.endswith("licenses/LICENSE") for name in names):
         sys.exit(f"{wheel.name} lacks {', '.join(missing) or 'its licence'}")
+    inner = [line for line in described(wheel) if re.search(r"\]\((?!https?:|#)", line)]
+    if inner:
+        sys.exit(f"{wheel.name} describes itself with relative links, which lead nowhere: {inner[0].strip()}")
     with tarfile.open(source) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("LICENSE", "README.md", "pyproject.toml", "tests/conftest.py"):
         if name not in sources:
             sys.exit(f"{source.name} lacks {name}")
     try_out(wheel)
+
+
+def described(wheel: Path) -> list[str]:
+    """The lines of the README in the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return archive.read(name).decode().splitlines()
 
 
 def try_out(wheel: Path) -> None:

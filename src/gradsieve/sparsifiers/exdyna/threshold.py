@@ -66,20 +66,30 @@ def choose(
     seen, energy, (known, *others) = yield from gather(message, quota.energy, kind, step, own.numbers(), *beside)
     if not seen.healthy:
         return Selection(hits[:0], [0] * step.world_size, spans, healthy=False, beside=others)
-    start, deepest, *reached = known.tolist()
     decision = quota.decide(seen, energy)
     bin = seen.bin_with(decision.count)
     counts = seen.shares(bin, decision.count)
     threshold = seen.edge(bin) if decision.count else None
-    lowest = seen.first + bin if seen.first + bin > start else deepest
-    if own.complete:
-        hits = look.above(ops.bin_edge(lowest), reached[lowest])
-    surely = reached[seen.first + bin + 1] if seen.edge(bin + 1) < math.inf else 0
-    values = look.at(hits).abs()
-    edges = ops.bin_edge(lowest), seen.edge(bin + 1)
-    picked = hits[_chosen(values, *edges, counts[step.rank], surely, reached[lowest] - surely)]
+    picked = _picked(look, None if own.complete else hits, known.tolist(), seen, bin, counts[step.rank])
     after = _next(state, seen, threshold or state.last, quota, step.n)
     return Selection(picked, counts, spans, threshold, after, decision, beside=others)
+
+
+def _picked(
+    look: Look, hits: Tensor | None, known: Sequence[int], seen: Histograms, bin: int, count: int
+) -> Tensor:
+    """This worker's `count` largest elements: of its hits, or of all if the histogram was of its whole part.
+
+    known: the histogram's first bin, the lowest bin counted in it, and how many elements reach each bin.
+    bin: that of the threshold.
+    """
+    start, deepest, *reached = known
+    lowest = seen.first + bin if seen.first + bin > start else deepest
+    if hits is None:
+        hits = look.above(ops.bin_edge(lowest), reached[lowest])
+    surely = reached[seen.first + bin + 1] if seen.edge(bin + 1) < math.inf else 0
+    edges = ops.bin_edge(lowest), seen.edge(bin + 1)
+    return hits[_chosen(look.at(hits).abs(), *edges, count, surely, reached[lowest] - surely)]
 
 
 @dataclass(frozen=True)
