@@ -278,9 +278,11 @@ def corruption() -> str:
         if isinstance(row, dict):
             unseen = row["outcomes"].get("not seen", 0)
             most = "-" if row["most steps"] is None else str(row["most steps"])
-            lines.append([where, str(total), str(total - unseen), most, str(unseen)])
+            bits = row["bits not seen"]
+            which = f"{bits[0]} to {bits[-1]}" if bits else "-"
+            lines.append([where, str(total), str(total - unseen), most, str(unseen), which])
     heads = ["flipped in", "trials", f"found by `check_every={found['check_every']}`", "most steps until then"]
-    return markdown([*heads, "not seen"], lines)
+    return markdown([*heads, "not seen", "bits of these"], lines)
 
 
 def calls() -> str:

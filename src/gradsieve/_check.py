@@ -3,8 +3,10 @@
 import difflib
 import inspect
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from numbers import Number
+from pathlib import Path
 from typing import Any
 
 
@@ -69,6 +71,22 @@ def sizes_of(name: str, value: Any) -> list[int]:
     if not isinstance(value, list | tuple):
         raise BadType(f"{name} must be a list of whole numbers, got {value!r}")
     return [at_least(name, each, 0) for each in value]
+
+
+def dict_of(name: str, value: Any) -> dict[Any, Any]:
+    """A copy of a dict; of None, an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadType(f"{name} must be a dict, got {value!r}")
+    return dict(value)
+
+
+def path_of(name: str, value: Any) -> Path:
+    """A path, given as a text or as a `Path`."""
+    if not isinstance(value, str | os.PathLike):
+        raise BadType(f"{name} must be a path, got {value!r}")
+    return Path(value)
 
 
 def at_least(name: str, value: Any, smallest: int) -> int:

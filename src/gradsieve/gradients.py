@@ -41,15 +41,18 @@ def checked_residual(residual: Any, n: int) -> Tensor:
     return residual
 
 
-def checked_out(out: Tensor | None, grad: Tensor) -> Tensor:
+def checked_out(out: Any, grad: Tensor) -> Tensor:
     """Check the tensor for the update, which must be like the gradient; a new one if there is none."""
     if out is None:
         return torch.empty_like(grad)
+    if not isinstance(out, Tensor):
+        raise BadType(f"out must be a tensor, got {out!r}")
     if out.shape != grad.shape or out.dtype != grad.dtype or not out.is_contiguous():
         raise BadInput(
             f"out must be a contiguous {_kind(grad)} vector of {len(grad)}, got {_kind(out)} {tuple(out.shape)}"
         )
-    return out.detach()
+    given: Tensor = out.detach()
+    return given
 
 
 def write_(out: Tensor, sent: Sent) -> None:

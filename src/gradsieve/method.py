@@ -76,5 +76,5 @@ class Method:
         return {
             **options_by_name(self.sparsifier),
             **self.feedback.label(),
-            "density": str(self.density) if self.density.needs_magnitudes else self.density.at(step),
+            "density": self.density.label(step),
         }

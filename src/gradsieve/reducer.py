@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import ops
-from gradsieve._check import at_least, check_rank, one_of, sizes_of
+from gradsieve._check import at_least, check_rank, dict_of, number, one_of, sizes_of
 from gradsieve._version import __version__
 from gradsieve.arena import Arena
 from gradsieve.comm.collectives import Program
@@ -94,7 +94,7 @@ class SparseReducer:
         check_rank(rank, world_size)
         self.rank, self.world_size, self.measure = rank, world_size, measure
         self.sizes = None if sizes is None else sizes_of("sizes", sizes)
-        self.values, self.labels = one_of("values", values, VALUES), dict(labels or {})
+        self.values, self.labels = one_of("values", values, VALUES), dict_of("labels", labels)
         self.step, self.ledger = 0, Ledger()
         self.report: StepReport | None = None  # of the last step
         self.last_sent: Tensor | None = None  # positions of the last step; None: all
@@ -245,7 +245,7 @@ class SparseReducer:
     def rescale(self, factor: float) -> None:
         """Multiply residual and state by `factor`: gradients will be from now on (the loss scale changed)."""
         if self._arena is not None:
-            self._arena.residual.mul_(factor)
+            self._arena.residual.mul_(number("factor", factor))
             self._states = self._states.rescaled(factor)
 
     def move(self, rank: int, world_size: int, step: int, shared: Mapping[str, Any]) -> None:
@@ -281,7 +281,7 @@ class SparseReducer:
 
         resized: the state comes from another world size; what depends on that is reinitialized.
         """
-        state, sized = dict(state_dict), ("n",) if self._arena is not None else ()
+        state, sized = dict_of("state_dict", state_dict), ("n",) if self._arena is not None else ()
         check_identity("reducer", state, self.state_dict(), *sized)
         n, step = at_least("n", state["n"], 0), at_least("step", state["step"], 0)
         residual = checked_residual(state["residual"], n)

@@ -56,8 +56,9 @@ class State:
         resized: it comes from another number of workers; fields that depend on that keep their initial value.
         """
         names = [each.name for each in fields(self)]
-        if set(values) != set(names):
-            raise BadInput(f"state must have the keys {sorted(names)}, got {sorted(values)}")
+        if not isinstance(values, Mapping) or set(values) != set(names):
+            got = sorted(map(str, values)) if isinstance(values, Mapping) else repr(values)
+            raise BadInput(f"state must have the keys {sorted(names)}, got {got}")
         hints = get_type_hints(type(self))
         found = {}
         for each in fields(self):
@@ -143,10 +144,16 @@ class States:
 
 def check_identity(owner: str, state: Mapping[str, Any], own: Mapping[str, Any], *further: str) -> None:
     """Check that a state dict fits the object that loads it."""
+    current = own["version"]
+    version = state.get("version", current)
+    if isinstance(version, Tensor) or version != current:  # first, as other versions have other keys
+        older = isinstance(version, int) and version < current
+        words = ", of an older Gradsieve: load it with the one that saved it" if older else ""
+        raise BadInput(f"state must have this {owner}'s version, {current}, got {version}{words}")
     if set(state) != set(own):
-        raise BadInput(f"state must have the keys {sorted(own)}, got {sorted(state)}")
-    for name in ("version", "sparsifier", "options", "rank", "world_size", *further):
-        if state[name] != own[name]:
+        raise BadInput(f"state must have the keys {sorted(own)}, got {sorted(map(str, state))}")
+    for name in ("sparsifier", "options", "rank", "world_size", *further):
+        if isinstance(state[name], Tensor) or state[name] != own[name]:
             raise BadInput(f"state must have this {owner}'s {name}, {own[name]}, got {state[name]}")
 
 

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from gradsieve._check import BadInput, at_least, dict_of
 from gradsieve.density import Density, Schedule
 from gradsieve.reducer import SparseReducer
 from gradsieve.sparsifiers import Sparsifier, as_sparsifier
+
+MOST_WORKERS = 1 << 16
 
 
 def virtual_reducers(
@@ -24,7 +27,9 @@ def virtual_reducers(
     >>> VirtualWorld(2).run([reducer.reduce(grad) for reducer, grad in zip(reducers, grads)])[0]
     tensor([3., 0.])
     """
-    made = as_sparsifier(sparsifier, options or {})
+    if at_least("world_size", world_size, 1) > MOST_WORKERS:
+        raise BadInput(f"world_size must be at most {MOST_WORKERS:,}, as all are in this process, got {world_size}")
+    made = as_sparsifier(sparsifier, dict_of("options", options))
     return [
         SparseReducer(made, density, rank=rank, world_size=world_size, **settings) for rank in range(world_size)
     ]

@@ -12,7 +12,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.unlink(missing_ok=True)  # it may be a stranger's link to another file
+        with partial.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         partial.replace(path)
     except OSError as problem:
         raise BadInput(f"{path} could not be written: {problem.strerror}") from problem

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 
-def tag() -> str:
-    """This process's PID and start time: PIDs are reused."""
-    return f"{os.getpid()}-{_begun(os.getpid())}"
+def tag(number: int | None = None) -> str:
+    """The PID and start time of a process, by default of this one: PIDs are reused."""
+    number = os.getpid() if number is None else number
+    return f"{number}-{_begun(number)}"
 
 
 def lives(tag: str) -> bool:

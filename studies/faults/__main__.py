@@ -111,11 +111,15 @@ def _summarise(results: list[Result], seconds: float, left_out: list[str], as_js
     survived = Counter(result.kind for result in results if result.survived)
     rows = []
     for kind in tried:
-        known = [result.known_s for result in results if result.kind == kind and result.known_s is not None]
+        of_kind = [result for result in results if result.kind == kind]
+        known = [result.known_s for result in of_kind if result.known_s is not None]
         median, most = (statistics.median(known), max(known)) if known else (None, None)
-        rows.append(
-            {"kind": kind, "trials": tried[kind], "survived": survived[kind], "known_s": median, "most_s": most}
-        )
+        row = {"kind": kind, "trials": tried[kind], "survived": survived[kind], "known_s": median, "most_s": most}
+        lost: dict[str, Any] = {
+            "lost_steps": [result.lost_steps for result in of_kind if result.lost_steps is not None],
+            "lost_norm": [result.lost_norm for result in of_kind if result.lost_norm is not None],
+        }
+        rows.append(row | {name: max(values, default=None) for name, values in lost.items()})
     if as_json:
         failures = [dataclasses.asdict(result) for result in results if not result.survived]
         facts = {"seconds": seconds, "conditions": conditions(), "left_out": left_out}
@@ -127,7 +131,9 @@ def _summarise(results: list[Result], seconds: float, left_out: list[str], as_js
             if row["known_s"] is None
             else f", known after {row['known_s']:.1f} s (at most {row['most_s']:.1f} s)"
         )
-        typer.echo(f"{row['kind']:<24}{row['survived']} of {row['trials']} survived{knew}")
+        steps = "" if row["lost_steps"] is None else f", at most {row['lost_steps']} steps made again"
+        norm = "" if row["lost_norm"] is None else f", at most a norm of {row['lost_norm']:.3g} lost"
+        typer.echo(f"{row['kind']:<24}{row['survived']} of {row['trials']} survived{knew}{steps}{norm}")
     for name in left_out:
         typer.echo(f"{name:<24}left out: needs root")
     typer.echo(f"{sum(survived.values())} of {len(results)} trials survived, {seconds:.0f} s")

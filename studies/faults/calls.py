@@ -1,18 +1,22 @@
-"""Random calls of all public functions: each must return a result or raise one clear sentence.
+"""Random calls of all public functions and of all methods of what they make.
 
+Each must return a result or raise one clear sentence.
 Run it:  python -m studies.faults.calls
 """
 
 import inspect
 import json
 import math
+import os
 import random
 import re
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -35,7 +39,12 @@ ODD: list[Any] = [
 ]
 PLAIN = [0.1, 0.5, 1, 2, 4, "fp32", None, True]
 MOST = 4  # options of one call
-_OWN = ("self", "sparsifier", "labels", "options", "ddp_model", "model", "optimizer", "join", "advise")
+_OWN = ("self", "args", "kwargs", "settings", "options", "join", "advise")
+_KEYS = [  # of the state dicts of sieves
+    *("version", "sparsifier", "options", "rank", "world_size", "n", "step", "residual", "state", "scale"),
+    *("rounds", "weights", "shared", "auto", "unread", "pending"),
+]
+N = 8  # elements of a vector
 
 
 def _options(call: Callable[..., Any]) -> list[str]:
@@ -43,23 +52,109 @@ def _options(call: Callable[..., Any]) -> list[str]:
 
 
 def _reducer(**given: Any) -> Any:
-    given = {"rank": 0, "world_size": 2, **given}
-    made = gradsieve.SparseReducer(gradsieve.make_sparsifier("topk"), **given)
+    given = {"sparsifier": gradsieve.make_sparsifier("topk"), "rank": 0, "world_size": 2, **given}
+    made = gradsieve.SparseReducer(**given)
     made.set_density(given.get("density", 0.1))
     return made
 
 
-def _sparsify(**given: Any) -> None:
+def _opened() -> gradsieve.SparseReducer:
+    """A reducer of one worker after a step."""
+    reducer = gradsieve.SparseReducer(gradsieve.make_sparsifier("topk"), 0.25, rank=0, world_size=1)
+    VirtualWorld(1).run([reducer.reduce(torch.ones(N))])
+    return reducer
+
+
+def _reduce(**given: Any) -> None:
+    VirtualWorld(1).run([_opened().reduce(**{"grad": torch.ones(N), **given})])
+
+
+def _restored(make: Callable[[], Any]) -> Callable[..., None]:
+    """A state dict with some of its values replaced."""
+
+    def call(**given: Any) -> None:
+        with _closing(make()) as owner:
+            state = owner.state_dict()
+            owner.load_state_dict({**state, **{key: value for key, value in given.items() if key in state}})
+
+    return call
+
+
+def _virtual(**given: Any) -> None:
+    gradsieve.virtual_reducers(given.pop("sparsifier", "topk"), **{"world_size": 2, **given})
+
+
+def _adamw(**given: Any) -> None:
+    gradsieve.ReplicaAdamW(**{"params": nn.Linear(4, 4).parameters(), **given})
+
+
+def _plan(**given: Any) -> None:
+    few = {"densities": [0.1], "every": [1], "ranks": [1]}
+    gradsieve.plan(**{"model": 64, "workers": 2, "link": "100mbit", "step_ms": 5.0, **few, **given})
+
+
+def _world(**given: Any) -> None:
+    gradsieve.ProcessGroupWorld(**given).close()
+
+
+def _sieve(**given: Any) -> gradsieve.Sieve:
     """In a group of one worker."""
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    sieve = gradsieve.sparsify(model, given.pop("sparsifier", "topk"), **given)
-    sieve.set_density(given.get("density", 0.1))
+    model = {} if "ddp_model" in given else {"ddp_model": DistributedDataParallel(nn.Linear(4, 4))}
+    return gradsieve.sparsify(**{"sparsifier": "topk", **model, **given})
+
+
+def _sparsify(**given: Any) -> None:
+    with _closing(_sieve(**given)) as sieve:
+        sieve.set_density(given.get("density", 0.1))
+
+
+def _share_sieve(**given: Any) -> gradsieve.ShareSieve:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return gradsieve.share(**{"model": model, "optimizer": optimizer, "sparsifier": "topk", **given})
 
 
 def _share(**given: Any) -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    gradsieve.share(model, optimizer, given.pop("sparsifier", "topk"), **given).close()
+    with _closing(_share_sieve(**given)):
+        pass
+
+
+@contextmanager
+def _closing(owner: Any) -> Iterator[Any]:
+    """Ends what a sieve has begun."""
+    try:
+        yield owner
+    finally:
+        if isinstance(owner, gradsieve.ShareSieve):
+            owner.close()
+        if isinstance(owner, gradsieve.Sieve | gradsieve.ShareSieve):
+            owner.world.close()
+
+
+def _methods(make: Callable[[], Any], kind: type) -> dict[str, tuple[Callable[..., Any], list[str]]]:
+    """All public methods of a sieve, each of a new one."""
+
+    def call(name: str, **given: Any) -> None:
+        with _closing(make()) as owner:
+            found = getattr(owner, name)(**given)
+            if hasattr(found, "__enter__"):
+                with found:
+                    pass
+
+    def reads(name: str) -> None:
+        with _closing(make()) as owner:
+            getattr(owner, name)
+
+    found: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for name, value in vars(kind).items():
+        if not name.startswith("_"):
+            options = [] if isinstance(value, property) else _options(value)
+            found[f"{kind.__name__}.{name}"] = (
+                partial(reads if isinstance(value, property) else call, name),
+                options,
+            )
+    found[f"{kind.__name__}.load_state_dict of a changed one"] = (_restored(make), _KEYS)
+    return found
 
 
 def _table() -> dict[str, tuple[Callable[..., Any], list[str]]]:
@@ -69,19 +164,36 @@ def _table() -> dict[str, tuple[Callable[..., Any], list[str]]]:
             lambda name=name, **given: gradsieve.make_sparsifier(name, **given),
             [*_options(kind), "zzz"],
         )
-    makers = (gradsieve.Budget, gradsieve.LowPass, gradsieve.Momentum, gradsieve.dgc_warm_up, Auto, VirtualWorld)
+    makers = (
+        *(gradsieve.Budget, gradsieve.LowPass, gradsieve.Momentum, gradsieve.Plain, gradsieve.dgc_warm_up),
+        *(Auto, VirtualWorld, gradsieve.Meter),
+    )
     for maker in makers:
         found[maker.__name__] = (maker, _options(maker))
     found["seconds"] = (seconds, ["timeout"])
     found["make_sparsifier"] = (lambda **given: gradsieve.make_sparsifier(given.pop("name", "topk")), ["name"])
     found["SparseReducer"] = (_reducer, _options(gradsieve.SparseReducer))
+    found["SparseReducer.reduce"] = (_reduce, ["grad", "out"])
+    for name in ("set_density", "load_state_dict", "rescale"):
+        options = _options(getattr(gradsieve.SparseReducer, name))
+        found[f"SparseReducer.{name}"] = (lambda name=name, **given: getattr(_opened(), name)(**given), options)
+    found["SparseReducer.load_state_dict of a changed one"] = (_restored(_opened), list(_opened().state_dict()))
+    found["virtual_reducers"] = (
+        _virtual,
+        [*_options(gradsieve.virtual_reducers), *_options(gradsieve.SparseReducer)],
+    )
+    found["ReplicaAdamW"] = (_adamw, _options(gradsieve.ReplicaAdamW))
     return found
 
 
 CALLS = _table()
 WITH_A_GROUP = {  # of torch.distributed
-    "sparsify": (_sparsify, ["sparsifier", "zzz", *_options(gradsieve.sparsify)]),
-    "share": (_share, ["sparsifier", "zzz", *_options(gradsieve.share)]),
+    "sparsify": (_sparsify, ["zzz", *_options(gradsieve.sparsify)]),
+    "share": (_share, ["zzz", *_options(gradsieve.share)]),
+    "plan": (_plan, _options(gradsieve.plan)),
+    "ProcessGroupWorld": (_world, _options(gradsieve.ProcessGroupWorld)),
+    **_methods(_sieve, gradsieve.Sieve),
+    **_methods(_share_sieve, gradsieve.ShareSieve),
 }
 
 
@@ -122,8 +234,9 @@ def main(
     chance, found = random.Random(seed), Counter[str]()
     odd: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # for texts that are taken for the names of folders
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        names = [*CALLS, *WITH_A_GROUP, *WITH_A_GROUP]
+        names = [*CALLS, *WITH_A_GROUP]
         for _ in range(calls):
             name, given, outcome = random_call(chance, names)
             if outcome in ("a result", "a sentence"):

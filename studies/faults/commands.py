@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gradsieve.worlds.processes import state_of
 from studies.faults import warm
 from studies.faults.results import CALM, SLACK_S, Result
 
@@ -188,20 +190,57 @@ def torchrun_trial(chance: random.Random, folder: Path) -> Result:
     latest, deadline = folder / "run" / "checkpoint" / "latest.json", time.monotonic() + STARTUP_S
     while not latest.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    workers = [pid for pid, line in _below(process.pid).items() if "train" in line and "--no-python" not in line]
+    begun = _below(process.pid)
+    born = births(begun)
+    workers = [pid for pid, line in begun.items() if "train" in line and "--no-python" not in line]
     if workers:
         with suppress(ProcessLookupError):
             os.kill(chance.choice(sorted(workers)), signal.Signals[name])
     try:
-        code = process.wait(2 * STARTUP_S)
+        code = _ended(process, born)
     except subprocess.TimeoutExpired:
         for pid in [*_below(process.pid), process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return Result("torchrun", False, f"{method}, {name} to a worker: hung")
-    problem = _resumed(method, folder) if code == 0 else (folder / "log").read_text()[-400:]
+    if left := outlived(born):
+        problem = f"orphans {left}"
+    else:
+        problem = _resumed(method, folder) if code == 0 else (folder / "log").read_text()[-400:]
     what = f"{method}, {name} to a worker: exit code {code}"  # SIGTERM ends a run, with a checkpoint
     return Result("torchrun", not problem, f"{what}, {problem or 'the same record'}")
+
+
+def _ended(process: "subprocess.Popen[bytes]", born: dict[int, str]) -> int:
+    """Wait for torchrun; the processes that it starts meanwhile are added to `born`."""
+    deadline = time.monotonic() + 2 * STARTUP_S
+    while (code := process.poll()) is None:
+        if time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(process.args, 2 * STARTUP_S)
+        born |= births(_below(process.pid))
+        time.sleep(0.2)
+    return code
+
+
+def births(pids: Iterable[int]) -> dict[int, str]:
+    """When each of these processes began: numbers of processes that have ended are used again."""
+    return {pid: begun for pid in pids if (begun := state_of(pid)[1])}
+
+
+def outlived(born: dict[int, str], patience: float = 10.0) -> list[int]:
+    """Those of the processes, by pid and time of birth, that still live after some seconds; they are killed."""
+    deadline = time.monotonic() + patience
+    while (left := [pid for pid, begun in born.items() if _lives(pid, begun)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def _lives(pid: int, begun: str) -> bool:
+    state, now = state_of(pid)
+    return now == begun and state not in "ZX"
 
 
 def _below(root: int) -> dict[int, str]:

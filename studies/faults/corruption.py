@@ -6,12 +6,13 @@ Run it:  python -m studies.faults.corruption
 import json
 import random
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradsieve import ReplicasDiffer, VirtualWorld, make_sparsifier, virtual_reducers
-from gradsieve.comm.collectives import AllToAll
+from gradsieve.comm.collectives import AllReduce, AllToAll
 from gradsieve.density import as_density
 from gradsieve.share import Replica
 from gradsieve.share.driver import Driver
@@ -19,37 +20,49 @@ from gradsieve.share.outcome import NonFiniteWeights
 from gradsieve.state.replicas import check_replicas
 
 WORKERS, N, STEPS, EVERY, TRIALS = 3, 500, 25, 5, 40
-WHERE = ("weights", "message", "residual")
-SHARE = ("shared", "own weights", "message")  # of a worker, where weights are shared
+WHERE = ("weights", "message", "part of a sum", "residual")
+SHARE = ("shared", "own weights", "message", "part of a sum")  # of a worker, where weights are shared
+MESSAGES = ("message", "part of a sum")
+Trial = tuple[str, int | None, int]  # the outcome, after how many steps it was found, and the flipped bit
 
 
-def flip(x: Tensor, chance: random.Random) -> None:
-    """Flip one bit of one element of a float32 tensor."""
+def flip(x: Tensor, chance: random.Random) -> int:
+    """Flip one bit of one element of a float32 tensor; returns which: 0 to 22 are the mantissa, 31 is the sign."""
     bits = x.view(torch.int32)
     place, bit = chance.randrange(x.numel()), chance.randrange(32)
     value = int(bits[place]) ^ (1 << bit)
     bits[place] = value if value < 1 << 31 else value - (1 << 32)
+    return bit
 
 
 class FaultyWorld(VirtualWorld):
-    """A world that flips one bit in what one worker receives, once."""
+    """A world that flips one bit in what one worker receives, once.
+
+    armed: "message" for a sum, or "part of a sum": sums of up to 4 MB are made in slices; what a worker receives
+    to add up its slice is one worker's part. Here sums are made at once, so that part is taken where it is sent.
+    """
 
     def __init__(self, size: int, chance: random.Random) -> None:
         super().__init__(size)
-        self.chance, self.armed = chance, False
+        self.chance, self.armed, self.bit = chance, "", -1
 
-    def _answer(self, calls: list[object]) -> list[object]:  # type: ignore[override]
-        replies = super()._answer(calls)  # type: ignore[arg-type]
-        tag = getattr(calls[0], "tag", "")
-        if self.armed and tag == "values" and not isinstance(calls[0], AllToAll):
-            reply = replies[self.chance.randrange(self.size)]
-            flip(reply if isinstance(reply, Tensor) else reply[0], self.chance)
-            self.armed = False
+    def _answer(self, calls: list[Any]) -> list[Any]:
+        here = self.armed and calls[0].tag == "values"
+        victim = self.chance.randrange(self.size) if here else 0
+        if here and self.armed == "part of a sum" and isinstance(calls[0], AllReduce):
+            self._flip(calls[victim].tensor)
+        replies: list[Any] = super()._answer(calls)
+        if here and self.armed == ("part of a sum" if isinstance(calls[0], AllToAll) else "message"):
+            reply = replies[victim]
+            self._flip(reply if isinstance(reply, Tensor) else reply[0])
         return replies
 
+    def _flip(self, x: Tensor) -> None:
+        self.bit, self.armed = flip(x, self.chance), ""
 
-def trial(where: str, seed: int) -> tuple[str, int | None]:
-    """Flip one bit; returns the outcome and after how many steps it was found."""
+
+def trial(where: str, seed: int) -> Trial:
+    """Flip one bit."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     world = FaultyWorld(WORKERS, chance)
     reducers = virtual_reducers("topk", 0.05, world_size=WORKERS)
@@ -57,10 +70,10 @@ def trial(where: str, seed: int) -> tuple[str, int | None]:
     at = chance.randrange(5, STEPS - 2 * EVERY)
     for step in range(STEPS):
         if step == at and where == "weights":
-            flip(weights[chance.randrange(WORKERS)], chance)
+            world.bit = flip(weights[chance.randrange(WORKERS)], chance)
         if step == at and where == "residual":
-            flip(reducers[chance.randrange(WORKERS)].residual, chance)
-        world.armed = step == at and where == "message"
+            world.bit = flip(reducers[chance.randrange(WORKERS)].residual, chance)
+        world.armed = where if step == at and where in MESSAGES else ""
         grads = [torch.randn(N, generator=generator) for _ in range(WORKERS)]
         try:
             updates = world.run([reducer.reduce(grad) for reducer, grad in zip(reducers, grads, strict=True)])
@@ -69,15 +82,15 @@ def trial(where: str, seed: int) -> tuple[str, int | None]:
             if step % EVERY == EVERY - 1:
                 world.run([check_replicas({"weights": weight}, step) for weight in weights])
         except ReplicasDiffer:
-            return "found", step - at
+            return "found", step - at, world.bit
         except Exception as error:
-            return type(error).__name__, step - at
+            return type(error).__name__, step - at, world.bit
     if any(not weight.isfinite().all() for weight in weights):
-        return "not finite, alike on all", None
-    return "not seen", None
+        return "not finite, alike on all", None, world.bit
+    return "not seen", None, world.bit
 
 
-def share_trial(where: str, seed: int) -> tuple[str, int | None]:
+def share_trial(where: str, seed: int) -> Trial:
     """As `trial`, for workers that share weights: the agreed weights are compared."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     world = FaultyWorld(WORKERS, chance)
@@ -89,10 +102,10 @@ def share_trial(where: str, seed: int) -> tuple[str, int | None]:
     driver = Driver(replicas, world)
     at = chance.randrange(5, STEPS - 2 * EVERY)
     for step in range(STEPS):
-        if step == at and where != "message":
+        if step == at and where not in MESSAGES:
             victim = chance.randrange(WORKERS)
-            flip(replicas[victim].weights.shared if where == "shared" else weights[victim], chance)
-        world.armed = step == at and where == "message"
+            world.bit = flip(replicas[victim].weights.shared if where == "shared" else weights[victim], chance)
+        world.armed = where if step == at and where in MESSAGES else ""
         for own in weights:
             own -= 0.01 * torch.randn(N, generator=generator)
         try:
@@ -100,13 +113,18 @@ def share_trial(where: str, seed: int) -> tuple[str, int | None]:
             if step % EVERY == EVERY - 1:
                 world.run([check_replicas(each.weights.by_name(), step) for each in replicas])
         except (ReplicasDiffer, NonFiniteWeights) as error:
-            return "found" if isinstance(error, ReplicasDiffer) else "found, as it is not finite", step - at
-    return "not seen", None
+            how = "found" if isinstance(error, ReplicasDiffer) else "found, as it is not finite"
+            return how, step - at, world.bit
+    return "not seen", None, world.bit
 
 
-def _summary(outcomes: list[tuple[str, int | None]]) -> dict[str, object]:
-    within = [steps for _, steps in outcomes if steps is not None]
-    return {"outcomes": dict(Counter(name for name, _ in outcomes)), "most steps": max(within, default=None)}
+def _summary(outcomes: list[Trial]) -> dict[str, object]:
+    within = [steps for _, steps, _ in outcomes if steps is not None]
+    return {
+        "outcomes": dict(Counter(name for name, _, _ in outcomes)),
+        "most steps": max(within, default=None),
+        "bits not seen": sorted(bit for name, _, bit in outcomes if name == "not seen"),
+    }
 
 
 def main(trials: int = TRIALS) -> dict[str, dict[str, object]]:

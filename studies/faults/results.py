@@ -17,7 +17,8 @@ class Result:
     survived: bool
     what: str  # happened, or went wrong
     known_s: float | None = None  # until the last survivor knew
-    lost_norm: float | None = None
+    lost_steps: int | None = None  # that had to be made again after the restart
+    lost_norm: float | None = None  # of the residuals or drifts of dead workers, if the others went on
 
 
 Trial = Callable[[random.Random, Path], Result]

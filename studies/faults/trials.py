@@ -50,13 +50,21 @@ def worker_trial(fault: str) -> Trial:
         if wrong:
             return Result(kind, False, f"{what}: {wrong}", known)
         if plan.regroup and all(report["outcome"] == "regrouped" for report in first.survivors(plan.victim)):
-            return Result(kind, True, f"{what}: went on without it", known, lost)
+            return Result(kind, True, f"{what}: went on without it", known, lost_norm=lost)
         again = launch(replace(plan, victim=-1, fault="", port=0))
         ok = again.weights == weights and not list(Path(plan.folder).rglob("*.partial"))
         by = ", known by DDP's own collective" if any(map(_by_ddp, first.survivors(plan.victim))) else ""
-        return Result(kind, ok, f"{what}{by}: {'resumed to the same weights' if ok else 'other weights'}", known)
+        how = "resumed to the same weights" if ok else "other weights"
+        return Result(kind, ok, f"{what}{by}: {how}", known, _steps_lost(first, again))
 
     return trial
+
+
+def _steps_lost(first: Launch, again: Launch) -> int | None:
+    """The steps that were complete when a run failed, and that its successor had to make again."""
+    reached = [report["step"] for report in first.reports.values() if "step" in report]
+    begun = [report["from"] for report in again.reports.values() if "from" in report]
+    return max(reached) - min(begun) if reached and begun else None
 
 
 def _wrong(plan: Plan, done: Launch, known: float) -> str:
@@ -101,7 +109,7 @@ def link_trial(chance: random.Random, folder: Path) -> Result:
     again = launch(replace(plan, pause=0.0))
     known = max(report["at"] for report in done.reports.values()) - (done.fault_at or 0.0)
     ok = again.weights == weights and known < plan.timeout + SLACK_S + 10
-    return Result(kind, ok, f"{mode}, {how}: {sorted(outcomes)}, then resumed", known)
+    return Result(kind, ok, f"{mode}, {how}: {sorted(outcomes)}, then resumed", known, _steps_lost(done, again))
 
 
 def _disturb(made: Network, victim: int, how: str) -> None:

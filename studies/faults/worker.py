@@ -111,17 +111,22 @@ def enter(rank: int, store: str, plan: Plan, place: Place) -> None:
     place.enter()
     torch.set_num_threads(1)
     trap, report = Trap(plan, rank), {"outcome": "finished", "rank": rank}
+    worker = None
     try:
         trap.reach("startup")
         limit = timedelta(seconds=max(10.0, 2 * plan.timeout))
         where = f"tcp://127.0.0.1:{plan.port}" if plan.port else f"file://{store}"
         dist.init_process_group("gloo", where, rank=rank, world_size=plan.world_size, timeout=limit)
-        report |= Worker(plan, rank, trap).run()
+        worker = Worker(plan, rank, trap)
+        report["from"] = worker.step
+        report |= worker.run()
     except Exception as error:
         report |= {"outcome": type(error).__name__, "words": str(error)[:300]}
         report["in"] = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         report["ranks"] = getattr(error, "ranks", [])
     report["at"] = report.get("at", time.monotonic())
+    if worker is not None:
+        report["step"] = report.get("step", worker.step)
     path = Path(plan.reports) / f"rank-{rank}.json"
     path.with_suffix(".partial").write_text(json.dumps(report))
     path.with_suffix(".partial").rename(path)
@@ -175,6 +180,7 @@ class Worker:
             self._train(self.rank)
         except gradsieve.PeerLost as lost:
             known = {"at": time.monotonic(), "ranks": lost.ranks, "words": str(lost), "outcome": "lost"}
+            known["step"] = self.step
             return known | (self._go_on() if self.plan.regroup else {})
         return {"weights": self._digest()}
 

@@ -1,16 +1,19 @@
 """Gradients of fully_shard'ed models: four processes, two nodes of two, each node holds a replica in two shards."""
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from processes import run_processes
 from torch import Tensor, nn
 
 import gradsieve
+from gradsieve.fsdp import ShardHook
 
 N_IN, N_OUT = 16, 12
 
@@ -62,7 +65,17 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 def _work(rank: int, world_size: int, folder: str) -> None:
     mesh = mesh_of_nodes()
-    for part in (_as_native, _accumulates, _fewer_bytes, _skips_together, _resumes, _unused, _refusals):
+    for part in (
+        _as_native,
+        _accumulates,
+        _fewer_bytes,
+        _skips_together,
+        _resumes,
+        _saves_together,
+        _unused,
+        _refusals,
+        _missing,
+    ):
         part(rank, mesh, Path(folder))
 
 
@@ -154,6 +167,51 @@ def _resumes(rank: int, mesh: Any, folder: Path) -> None:
     assert torch.equal(sieve.reducer.residual, other.reducer.residual)
 
 
+def _saves_together(rank: int, mesh: Any, folder: Path) -> None:
+    """What fails in one shard, before or while it is committed, is raised on all ranks, and no shard moves on."""
+    import gradsieve.state.checkpoint as module
+
+    model = sharded(make_model(), mesh["shard"])
+    optimizer = sgd(model)
+    sieve = gradsieve.sparsify(model, density=0.05, process_group=mesh["replicate"])
+    train(model, optimizer, rank, range(2))
+    sieve.save(folder / "together", {"step": 2})
+    before = sieve.reducer.residual.clone()
+    train(model, optimizer, rank, range(2, 4))
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def refused(words: str, place: Any, extra: Any = None) -> None:
+        with pytest.raises(gradsieve.CheckpointError, match=words):
+            sieve.save(place, extra)
+
+    for name in ("write_part", "_commit"):
+        real = getattr(module, name)
+        setattr(module, name, fails if rank == 1 else real)  # the first rank of shard 1
+        refused("the previous one is kept: rank 0 of shard 1: .Errno 28. No space left", folder / "together")
+        setattr(module, name, real)
+        dist.barrier()
+        assert not list((folder / "together").rglob("*.partial"))
+    refused("rank 1 of shard 0: folder must be a path, got None", None if rank == 2 else folder / "together")
+    refused("rank 1 of shard 1: extra must be a dict, got 5", folder / "together", 5 if rank == 3 else None)
+    shutil.copytree(folder / "together", folder / f"older-{rank}")
+    sieve.save(folder / "together", {"step": 4})
+    dist.barrier()
+    older, newer = folder / f"older-{rank}", folder / f"newer-{rank}"
+    shutil.copytree(folder / "together", newer)
+    killed = folder / f"killed-{rank}"  # shard 0 was committed, and the process that commits shard 1 was killed
+    shutil.copytree(older, killed)
+    shutil.copytree(newer / "shard-0-of-2", killed / "shard-0-of-2", dirs_exist_ok=True)
+    assert sieve.load(killed) == {"step": 2}
+    assert torch.equal(sieve.reducer.residual, before)
+    shutil.rmtree(older / "shard-0-of-2")
+    shutil.copytree(newer / "shard-0-of-2", older / "shard-0-of-2")
+    with pytest.raises(gradsieve.CheckpointError, match="that all shards have: shard 0 has step-4-"):
+        sieve.load(older)
+    assert sieve.load(newer) == {"step": 4}
+
+
 class Branches(nn.Module):
     """One of two layers is used."""
 
@@ -212,6 +270,20 @@ def _refusals(rank: int, mesh: Any, folder: Path) -> None:
     refused("parameter 2.weight must be sharded by fully_shard, got one that is not", half, replicas)
     refused("workers disagree on shard", lambda: sharded(make_model(), mesh["shard"]), mesh["shard"])
     refused("got composable replicate: wrap the model", lambda: replicate(make_model(), mesh=replicas), replicas)
+
+
+def _missing(rank: int, mesh: Any, folder: Path) -> None:
+    """What the shards of a node agree on has a limit, and names who is missing."""
+    model = sharded(make_model(), mesh["shard"])
+    sieve = gradsieve.sparsify(model, density=0.05, process_group=mesh["replicate"], timeout=2.0)
+    assert isinstance(sieve.hook, ShardHook)
+    assert sieve.hook._agreed(True)
+    assert not sieve.hook._agreed(rank != 1) or rank > 1
+    if rank == 2:
+        with pytest.raises(gradsieve.PeerLost, match="phase shards of the node") as caught:
+            sieve.hook._agreed(True)
+        assert caught.value.ranks == [1]  # of this node
+    dist.barrier()
 
 
 def test_gradients_of_shards(tmp_path: Path) -> None:

@@ -92,12 +92,17 @@ if __name__ == "__main__":
 
 
 def test_no_worker_outlives_a_killed_starter(tmp_path: Path) -> None:
+    """Also where TMPDIR is too long for the address of the fork server's socket."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
     (tmp_path / "script.py").write_text(SCRIPT)
     ids = tmp_path / "ids"
     ids.mkdir()
-    starter = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(ids)])
+    command = [sys.executable, str(tmp_path / "script.py"), str(ids)]
+    starter = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(long)})
     try:
-        wait_until(lambda: len([path for path in ids.iterdir() if path.read_text()]) == 2)
+        wait_until(lambda: starter.poll() or len([path for path in ids.iterdir() if path.read_text()]) == 2)
+        assert starter.poll() is None
         workers = [int(path.read_text()) for path in ids.iterdir()]
     finally:
         starter.kill()

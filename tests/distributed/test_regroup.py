@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from processes import run_survivors
+from processes import run_processes, run_survivors
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradsieve import PeerLost, Regrouped, share, sparsify
+from gradsieve.method import Method
 
 LIMIT = 5.0
 
@@ -106,6 +107,57 @@ def test_sparsify_goes_on_without_a_dead_worker_and_with_a_new_one(tmp_path: Pat
     assert found[3]["step"] == 10
     assert torch.equal(found[0]["weights"], found[3]["weights"])
     assert torch.equal(found[0]["weights"], found[2]["weights"])
+
+
+def _behind(rank: int, world_size: int, folder: Path) -> list[tuple[Regrouped, Tensor]]:
+    return [_behind_once(rank, folder, copies) for copies in (True, False)]
+
+
+def _behind_once(rank: int, folder: Path, copies: bool) -> tuple[Regrouped, Tensor]:
+    """Rank 0 fails after the exchange of step 4, which rank 1 completes; its moments are copied or not."""
+    update = Method.update
+    net = _network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    _meet(folder, f"first-{copies}", rank, 2)
+    model = DDP(net)
+    sieve = sparsify(model, "topk", 0.2, timeout=LIMIT)
+
+    def train(steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            _loss(model, step, rank).backward()
+            optimizer.step()
+
+    def fails(*arguments: Any) -> None:
+        raise PeerLost("rank 1 did not take part", [1], "values")
+
+    train(range(4))
+    Method.update = fails if rank == 0 else update  # type: ignore[method-assign, assignment]
+    assert _missing(lambda: train(range(4, 5))) == ([1] if rank == 0 else [])
+    Method.update = update  # type: ignore[method-assign]
+    _meet(folder, f"second-{copies}", rank, 2)
+    del model
+    model = DDP(net, init_sync=False)
+    ahead = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+    regrouped = sieve.regroup(ddp_model=model)
+    now = nn.utils.parameters_to_vector(net.parameters()).detach()
+    assert torch.equal(ahead, now) == (rank == 1), "the weights of the worker that is ahead"
+    assert sieve.regrouped == regrouped
+    if copies:
+        source = next(each for each in range(2) if each not in regrouped.newcomers + regrouped.behind)
+        state = [optimizer.state_dict()]
+        dist.broadcast_object_list(state, src=source)
+        optimizer.load_state_dict(state[0])
+    train(range(5, 9))
+    return regrouped, nn.utils.parameters_to_vector(net.parameters()).detach()
+
+
+def test_who_is_behind_needs_the_moments_of_another(tmp_path: Path) -> None:
+    one, other = run_processes(_behind, 2, tmp_path, tmp_path)
+    for regrouped, _ in (*one, *other):
+        assert (regrouped.step, regrouped.behind, regrouped.newcomers) == (5, [0], [])
+    assert torch.equal(one[0][1], other[0][1])
+    assert not torch.equal(one[1][1], other[1][1]), "without, replicas differ"
 
 
 def _shared(rank: int, world_size: int, folder: Path, delay: int) -> dict[str, Any]:

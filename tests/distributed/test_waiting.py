@@ -2,10 +2,12 @@
 
 import os
 import pickle
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from test_ddp import network, square
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradsieve import PeerLost, ShareSieve, Sieve, WorkersDiverged, share, sparsify
+from gradsieve.comm.traffic import Ledger
+from gradsieve.ddp.hook import BucketHook
 
 LIMIT = 2.0  # seconds
 
@@ -54,6 +58,13 @@ def _scenarios(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     else:
         found["alone"] = _outcome(lambda: _steps(model, rank, 2, 3))
     dist.barrier()
+
+    model, sieve = _fresh()
+    _steps(model, rank, 0, 2)
+    found["absent"] = _outcome(lambda: time.sleep(LIMIT + 1) if rank == 2 else sieve.save(folder / "absent"))
+    dist.barrier()
+    sieve.save(folder / "absent")
+    _steps(model, rank, 2, 3)
 
     model, sieve = _fresh()
     _steps(model, rank, 0, 2)
@@ -130,6 +141,25 @@ def test_every_rank_must_save(outcomes: list[dict[str, Any]]) -> None:
     assert outcomes[0]["alone"]["words"].startswith("every rank must call save: rank 1 did not, it is in phase")
     assert "every rank must call save" in outcomes[1]["alone"]["words"]
     assert outcomes[0]["alone"]["seconds"] < LIMIT + 10
+
+
+def test_a_rank_that_does_not_save_is_named_and_the_next_save_of_all_works(outcomes: list[dict[str, Any]]) -> None:
+    for found in outcomes:
+        words = r"every rank must call save: rank 2 did not within 2\.\d s in step 2, phase save"
+        assert re.fullmatch(words, found["absent"]["words"])
+        assert found["absent"]["ranks"] == [2]
+
+
+def test_a_loss_in_the_exchange_of_a_sparse_embedding_names_the_step() -> None:
+    class World:
+        size = 2
+
+        def run(self, programs: list[Any]) -> list[Any]:
+            raise PeerLost("rank 1 did not take part", [1], "rows")
+
+    hook: Any = SimpleNamespace(reducer=SimpleNamespace(step=7), world=World(), _beside=Ledger())
+    with pytest.raises(PeerLost, match=r"in step 7, phase rows"):
+        BucketHook._mean_of_sparse(hook, torch.zeros(3, 2).to_sparse())
 
 
 def test_the_error_can_be_sent_to_another_process() -> None:

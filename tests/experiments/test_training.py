@@ -1,6 +1,8 @@
 """The training loop on virtual workers: the same every time, and it can go on from anywhere."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,17 @@ def test_a_budget_is_for_the_run_also_when_that_becomes_longer(
     assert len(longer.steps) == 150
     assert sum(line.union for line in longer.steps) == pytest.approx(150 * first.steps[0].k, rel=0.02)
     assert len({line.union for line in longer.steps}) > 1  # not the same in every step
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """`nohup` ignores SIGHUP: the run must not end at logout."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop().watching() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.signal == signal.SIGTERM
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

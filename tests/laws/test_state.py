@@ -101,6 +101,15 @@ def test_foreign_state_changes_nothing(sparsifier: str, change: dict[str, object
     assert_same(reducer.state_dict(), before)
 
 
+def test_an_older_state_is_called_that() -> None:
+    """Its keys differ, too."""
+    group = Group("exdyna", DENSITY, WORLD)
+    older = {**group.states()[0], "version": 3, "density": 0.1}
+    words = "state must have this reducer's version, 4, got 3, of an older Gradsieve: load it with the one"
+    with pytest.raises(ValueError, match=words):
+        group.reducers[0].load_state_dict(older)
+
+
 def test_missing_key() -> None:
     group = Group("exdyna", DENSITY, WORLD)
     state = group.states()[0]

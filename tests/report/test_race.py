@@ -24,6 +24,8 @@ def run(name: str, *points: tuple[float, float, float]) -> Run:
 DENSE = run("dense", (0, 0, 0.1), (5, 500, 0.8), (10, 1000, 0.9))
 QUICK = run("share", (0, 0, 0.1), (2, 10, 0.9), (10, 50, 0.95))
 SLOW = run("exdyna", (0, 0, 0.1), (5, 10, 0.5), (10, 20, 0.8))
+NEVER = run("exdyna", (0, 0, 0.0), (10, 20, 0.0))
+SLOW_BUT_GOOD = run("share", (0, 0, 0.1), (10, 20, 0.9))
 PEER = run("powersgd", (0, 0, 0.1), (1, 20, 0.91), (10, 200, 0.92))
 
 
@@ -46,6 +48,17 @@ PEER = run("powersgd", (0, 0, 0.1), (1, 20, 0.91), (10, 200, 0.92))
 )
 def test_verdict(runs: list[Run], said: str) -> None:
     assert verdict(runs, [each.name for each in runs]) == said
+
+
+def test_zeros_are_values() -> None:
+    """A perplexity or a loss of 0 is the best, and plain DDP may be as good as its end before it sends anything."""
+    start = run("dense", (0, 0, 0.9), (10, 1000, 0.9))
+    assert "is as good as plain DDP later and with more bytes" in verdict(
+        [start, SLOW_BUT_GOOD], ["dense", "share"]
+    )
+    none = run("topk", (0, 0, 0.0))
+    none.metrics[-1]["value"] = None
+    assert "exdyna comes closest with 0.0 % accuracy" in verdict([DENSE, none, NEVER], ["dense", "topk", "exdyna"])
 
 
 def test_a_peer_that_was_sooner_is_named() -> None:

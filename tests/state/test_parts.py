@@ -102,10 +102,10 @@ def loaded(folder: Path, world_size: int = 2) -> list[dict[str, Any]]:
 def test_every_bit_of_every_small_file_is_guarded(tmp_path: Path) -> None:
     """A flipped bit raises an error, or changes nothing that counts."""
     place = saved(tmp_path)
-    expected = checkpoint._manifest(place), checkpoint._latest(tmp_path)
+    expected = checkpoint.read_manifest(place), checkpoint._latest(tmp_path)
     refused = 0
     for path, read in (
-        (place / "manifest.json", lambda: checkpoint._manifest(place)),
+        (place / "manifest.json", lambda: checkpoint.read_manifest(place)),
         (tmp_path / "latest.json", lambda: checkpoint._latest(tmp_path)),
     ):
         good = path.read_bytes()

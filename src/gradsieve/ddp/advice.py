@@ -66,7 +66,7 @@ class Advice(NoAdvice):
         """Seconds of a sum over all workers, the same on all of them."""
         found = []
         for _ in range(REPEATS):
-            x = torch.zeros(max(1, size // 4), device=self.device)
+            x = torch.zeros(max(1, size // 4), dtype=torch.float32, device=self.device)
             started = time.perf_counter()
             self.world.run([all_reduce("advice", x)])
             if self.device.type == "cuda":

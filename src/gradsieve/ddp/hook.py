@@ -93,6 +93,14 @@ class BucketHook:
         if self._buckets:
             self._drop()
 
+    def together(self, call: str) -> None:
+        """Wait until all workers have made a call; raises an error if one does not."""
+        self.world.watch.together(call)
+
+    def beside(self, text: str) -> list[str]:
+        """Exchange a text with the ranks that have other shards: there are none."""
+        return [text]
+
     def check_replicas(self) -> None:
         """Compare all workers' parameters."""
         self.world.run([check_replicas(self.parameters, self.reducer.step)])
@@ -130,7 +138,9 @@ class BucketHook:
 
     def _mean_of_sparse(self, buffer: Tensor) -> Tensor:
         """The exact mean of a sparse embedding's gradient, which has few rows already and is not sparsified."""
-        return self.world.run([metered(sparse_sum(buffer), self._beside, self.world.size)])[0] / self.world.size
+        with during(f"step {self.reducer.step}"):
+            total = self.world.run([metered(sparse_sum(buffer), self._beside, self.world.size)])[0]
+        return total / self.world.size
 
     def _exchange(self) -> None:
         if self.check_every and self.reducer.step and self.reducer.step % self.check_every == 0:

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve import fsdp, ops
-from gradsieve._check import BadInput, at_least, has_methods
+from gradsieve._check import BadInput, at_least, dict_of, has_methods, path_of
 from gradsieve.ddp.advice import Advice, NoAdvice
 from gradsieve.ddp.hook import BucketHook
 from gradsieve.ddp.layout import checked, dense_parameters, labels_in_order, layout_of
@@ -29,7 +30,7 @@ from gradsieve.sparsifiers import Sparsifier, as_sparsifier, name_of
 from gradsieve.state import checkpoint
 from gradsieve.totals import Totals
 from gradsieve.worlds import ProcessGroupWorld, group_of
-from gradsieve.worlds.waiting import DEFAULT_S, seconds
+from gradsieve.worlds.waiting import DEFAULT_S, during, seconds
 
 NO_REGROUP = "a lost rank takes its shards along; start again from a checkpoint"
 
@@ -121,6 +122,7 @@ class Sieve:
 
     def __init__(self, hook: BucketHook | fsdp.ShardHook) -> None:
         self.hook, self.reducer, self.world = hook, hook.reducer, hook.world
+        self.regrouped: Regrouped | None = None  # what the last change of the group did, on newcomers, too
 
     @property
     def report(self) -> StepReport | None:
@@ -128,6 +130,7 @@ class Sieve:
 
     def attach(self, model: DistributedDataParallel) -> None:
         """Become the communication hook of a model."""
+        model = checked(model)
         self._attached = weakref.ref(model)
         model.register_comm_hook(None, self._buckets().on_bucket)
         model.register_forward_pre_hook(self.hook.drop_unfinished)
@@ -139,7 +142,7 @@ class Sieve:
 
         All of its workers call it; newcomers call `sparsify(..., join=True)` instead. Survivors keep their
         residuals, newcomers start with zeros; weights are those of the worker that is ahead. The optimizer's state
-        is left to the user.
+        is left to the user: newcomers and those that are `behind` need that of another worker.
 
         Args:
             process_group: the new group; by default that of `ddp_model`, or else all processes.
@@ -176,8 +179,9 @@ class Sieve:
         rank, size, tensors = self.world.rank, self.world.size, list(self.hook.parameters.values())
         scale = torch.tensor([self.hook.scale], dtype=torch.float64)
         program = regroup_reducer(self.reducer, rank, size, [*tensors, scale], joins=joins)
-        found = self.world.run([program])[0]
-        self.hook.scale = float(scale)
+        with self._during():
+            found = self.world.run([program])[0]
+        self.hook.scale, self.regrouped = float(scale), found
         return found
 
     def summary(self) -> Totals:
@@ -194,13 +198,14 @@ class Sieve:
 
     def set_density(self, density: float | Schedule | Density, dense_steps: int = 0) -> None:
         """Change the density from the next step on; every rank must call it. A budget keeps its count."""
-        self.world.watch.together("set_density")
+        self.hook.together("set_density")
         self.reducer.set_density(density, dense_steps)
 
     def check_replicas(self) -> None:
         """Compare all workers' parameters; every worker must call it. Raises `ReplicasDiffer`."""
-        self.world.watch.together("check_replicas")
-        self.hook.check_replicas()
+        with self._during():
+            self.hook.together("check_replicas")
+            self.hook.check_replicas()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: every rank has its own."""
@@ -209,7 +214,7 @@ class Sieve:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what `state_dict()` returned on this rank, with the same world size."""
-        self._load(dict(state_dict), resized=False)
+        self._load(dict_of("state_dict", state_dict), resized=False)
 
     def _load(self, state: dict[str, Any], *, resized: bool) -> None:
         scale = state.pop("scale", None)
@@ -229,19 +234,35 @@ class Sieve:
             shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
                 its own below `folder`, and keeps its own `extra`. The number of ranks must stay the same.
         """
-        self.world.watch.together("save")
-        state, kept = ops.on_host(self.state_dict()), ops.on_host(extra)
-        place = Path(folder) / self.hook.part
-        self.world.run([checkpoint.save(place, state, self.reducer.labels, kept, shared=shared)])
+
+        def build() -> checkpoint.Content:
+            kept = None if extra is None else ops.on_host(dict_of("extra", extra))
+            return checkpoint.Content(self._place(folder), ops.on_host(self.state_dict()), kept)
+
+        with self._during():
+            self.hook.together("save")
+            program = checkpoint.save_built(build, self.reducer.labels, shared=shared, beside=self.hook.beside)
+            self.world.run([program])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is loaded partially.
 
         Returns the `extra` of rank 0, on every rank; keys that were numbers come back as strings, tuples as lists.
         """
-        self.world.watch.together("load")
-        own, place = self.state_dict(), Path(folder) / self.hook.part
-        state = self.world.run([checkpoint.load(place, own, self.reducer.labels)])[0]
+
+        def build() -> checkpoint.Content:
+            return checkpoint.Content(self._place(folder), self.state_dict())
+
+        with self._during():
+            self.hook.together("load")
+            program = checkpoint.load_built(build, self.reducer.labels, beside=self.hook.beside)
+            state = self.world.run([program])[0]
         extra: dict[str, Any] = state.pop("extra")
         self._load(state, resized=state.pop("resized"))
         return extra
+
+    def _place(self, folder: str | Path) -> Path:
+        return path_of("folder", folder) / self.hook.part
+
+    def _during(self) -> AbstractContextManager[None]:
+        return during(f"step {self.reducer.step}")

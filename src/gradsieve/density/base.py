@@ -6,7 +6,7 @@ A density decides how many elements a step sends. What it learns is a state that
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gradsieve._check import BadType, at_least, fraction, function
 from gradsieve.comm.step import Decision, Exactly, Quota
@@ -27,8 +27,9 @@ class Density(ABC):
 
     @property
     def from_user(self) -> bool:
-        """Whether a function of the user decides, which may return different values on different workers."""
-        return False
+        """Whether code of the user decides, which may differ between workers: then they compare their counts before
+        every exchange, in one collective of 16 bytes. Without, they compare `label` before the first."""
+        return True
 
     @property
     @abstractmethod
@@ -38,6 +39,10 @@ class Density(ABC):
     @abstractmethod
     def at(self, step: int) -> float:
         """The density of a step; of a budget, the mean over the run."""
+
+    def label(self, step: int) -> Any:
+        """What must be the same on all workers, from this step on."""
+        return str(self) if self.needs_magnitudes else self.at(step)
 
     def init(self) -> State:
         """The state before the first step."""
@@ -66,6 +71,10 @@ class Constant(Density):
         fraction("density", self.density)
 
     @property
+    def from_user(self) -> bool:
+        return False
+
+    @property
     def target(self) -> float:
         return self.density
 
@@ -82,10 +91,6 @@ class Scheduled(Density):
 
     def __post_init__(self) -> None:
         fraction("density", function("density", self.schedule, self.first))
-
-    @property
-    def from_user(self) -> bool:
-        return True
 
     @property
     def target(self) -> float:
@@ -122,6 +127,10 @@ class AfterDense(Density):
 
     def at(self, step: int) -> float:
         return 1.0 if step < self.steps else self.later.at(step)
+
+    def label(self, step: int) -> Any:
+        later = self.later.label(max(step, self.steps))
+        return f"{later} after {self.steps} dense steps" if step < self.steps else later
 
     def init(self) -> State:
         return self.later.init()

@@ -70,6 +70,10 @@ class Budget(Density):
         return True
 
     @property
+    def from_user(self) -> bool:
+        return False
+
+    @property
     def target(self) -> float:
         return self.density
 

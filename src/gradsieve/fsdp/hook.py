@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from gradsieve import ops
+from gradsieve.comm.collectives import all_gather
 from gradsieve.comm.step import Sent
 from gradsieve.gradients import largest_update
 from gradsieve.reducer import SparseReducer
 from gradsieve.reports import StepReport
 from gradsieve.share.weights import flat, local
+from gradsieve.state.agreement import tell
 from gradsieve.state.replicas import check_replicas
 from gradsieve.totals import Totals
 from gradsieve.worlds import ProcessGroupWorld
@@ -41,7 +43,7 @@ class ShardHook:
         scaler: Any,
         check_every: int,
     ) -> None:
-        self.reducer, self.world, self.siblings = reducer, world, siblings
+        self.reducer, self.world = reducer, world
         self.parameters, self.scaler, self.check_every = parameters, scaler, check_every
         self.scale = 1.0  # of the loss, in the units of which residuals are
         self.report: StepReport | None = None
@@ -49,6 +51,8 @@ class ShardHook:
         self._under_way = False
         self._kept: dict[int, tuple[nn.Parameter, Tensor | None]] = {}  # gradients of passes before this one
         first = local(next(iter(parameters.values())))
+        # The ranks of this node, which hold the other shards of the same replica.
+        self.node = ProcessGroupWorld(siblings, world.timeout, device=first.device)
         limit = min(largest_update(local(each).dtype) for each in parameters.values())
         reducer.open(self.totals.n, first.device, limit)
 
@@ -70,6 +74,15 @@ class ShardHook:
             for parameter, grad in self._kept.values():
                 parameter.grad = grad
             self._kept = {}
+
+    def together(self, call: str) -> None:
+        """Wait until all ranks have made a call, of all nodes and shards; raises an error if one does not."""
+        self.world.watch.together(call)
+        self.node.watch.together(call)
+
+    def beside(self, text: str) -> list[str]:
+        """Exchange a text with the ranks of this node; returns those of all shards."""
+        return self.node.run([tell(text)])[0]
 
     def check_replicas(self) -> None:
         """Compare all replicas' shards."""
@@ -118,12 +131,10 @@ class ShardHook:
 
     def _agreed(self, finite: bool) -> bool:
         """Whether a condition holds on all ranks of the node, whose shards are parts of one model."""
-        if self.siblings.size() == 1:
+        if self.node.size == 1:
             return finite
-        device = self.reducer.residual.device
-        flag = torch.tensor([int(finite)], device=device)
-        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.siblings)
-        return bool(flag)
+        own = torch.tensor([finite], dtype=torch.uint8, device=self.reducer.residual.device)
+        return all(map(bool, self.node.run([all_gather("shards of the node", own, [1] * self.node.size)])[0]))
 
     def _write_(self, sent: Sent, pieces: list[Tensor]) -> None:
         """Write the update in place of this pass's gradients, and add the gradients of earlier passes."""

@@ -17,45 +17,42 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from gradsieve.comm.collectives import Program, all_gather
+from gradsieve.comm.collectives import Program
+from gradsieve.state.agreement import Beside, alone, first_error, tell
+from gradsieve.state.manifest import FORMAT, IDENTITY, make_manifest, read_manifest
 from gradsieve.state.parts import (
     CheckpointError,
     Facts,
     attempt,
     checksum,
     lock,
-    opened,
     read_json,
     read_part,
     sync,
-    tensor_name,
     write_json,
     write_part,
 )
+from gradsieve.state.resizing import averaged
 
-__all__ = ["CheckpointError", "load", "save"]
+__all__ = ["CheckpointError", "Content", "load", "load_built", "save", "save_built"]
 
-FORMAT, VERSION = "gradsieve checkpoint", 5  # 5: the manifest has a checksum
-_IDENTITY = ("sparsifier", "options", "n")
-_FIELDS = {
-    "world_size": int,
-    "step": int,
-    "sparsifier": str,
-    "options": dict,
-    "n": int,
-    "labels": dict,
-    "files": dict,
-}
 _NAME = re.compile(r"step-(\d+)-[0-9a-f]+")
 _UNTIL_VISIBLE_S = 3.0  # network file systems may show a file late
+
+
+@dataclass(frozen=True)
+class Content:
+    """What one rank writes, or, to read it, what it has. `extra` is that of all ranks; None if there is none."""
+
+    folder: Path
+    state: Mapping[str, Any]
+    extra: Mapping[str, Any] | None = None
 
 
 def save(
@@ -70,57 +67,60 @@ def save(
 
     Rank 0 writes `extra`, with `shared=False` every rank its own.
     """
+    return save_built(lambda: Content(folder, state, extra), labels, shared=shared)
+
+
+def save_built(
+    build: Callable[[], Content], labels: Mapping[str, str], *, shared: bool = True, beside: Beside = alone
+) -> Program[None]:
+    """As `save`; what `build` raises on one rank is raised on all.
+
+    beside: the ranks that save other shards of the same model. No shard is committed before all are written.
+    """
     with ExitStack() as held:
-        yield from _save(folder, state, labels, extra, shared, held)
+        yield from _save(build, labels, shared, beside, held)
 
 
 def _save(
-    folder: Path,
-    state: Mapping[str, Any],
-    labels: Mapping[str, str],
-    extra: Mapping[str, Any] | None,
-    shared: bool,
-    held: ExitStack,
+    build: Callable[[], Content], labels: Mapping[str, str], shared: bool, beside: Beside, held: ExitStack
 ) -> Program[None]:
-    rank, step = state["rank"], state["step"]
-    names = yield from _tell(f"step-{step}-{secrets.token_hex(3)}")
-    name, home, commits = names[0], _home(folder, rank, shared), rank == 0 or not shared
-    partial = home / f".{name}.partial"
+    made, error = attempt(build)
+    name = f"step-{made.state['step']}-{secrets.token_hex(3)}" if made else ""
+    begun = [json.loads(text) for text in (yield from tell(json.dumps([error, name])))]
+    text, who = first_error([each[0] for each in begun], beside)
+    if made is None or text:
+        raise CheckpointError(f"nothing could be saved: {who}: {text}")
+    name = beside(begun[0][1])[0]
+    rank, home = made.state["rank"], _home(made.folder, made.state["rank"], shared)
+    partial, commits = home / f".{name}.partial", rank == 0 or not shared
 
     def write() -> Facts:
         partial.mkdir(parents=True, exist_ok=True)
         if commits:
             held.callback(os.close, lock(home))
-        files = write_part(partial, f"rank-{rank}", state)
-        return files if extra is None or not commits else files | write_part(partial, "extra", extra)
+        files = write_part(partial, f"rank-{rank}", made.state)
+        return files if made.extra is None or not commits else files | write_part(partial, "extra", made.extra)
 
     files, error = attempt(write)
-    parts = [json.loads(text) for text in (yield from _tell(json.dumps([error, files])))]
-    error, before = _first([part[0] for part in parts]), ""
-    if commits and not error:
-        own = parts if shared else [parts[rank]]
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": name,
-            **{key: state[key] for key in ("world_size", "step", *_IDENTITY)},
-            "rank": None if shared else rank,
-            "labels": dict(labels),
-            "files": {file: facts for _, written in own for file, facts in written.items()},
-        }
-        before = attempt(lambda: _latest(home))[0] or ""
-        _, problem = attempt(lambda: _commit(home, name, manifest))
-        error = f"rank {rank}: {problem}" if problem else ""
-    errors = yield from _tell(error)
-    if any(errors):
+    parts = [json.loads(text) for text in (yield from tell(json.dumps([error, files])))]
+    (text, who), before, error = first_error([part[0] for part in parts], beside), "", ""
+    if not text:
+        if commits:
+            own = parts if shared else [parts[rank]]
+            manifest = make_manifest(name, made.state, labels, shared, [written for _, written in own])
+            before = attempt(lambda: _latest(home))[0] or ""
+            error = attempt(lambda: _commit(home, name, manifest))[1]
+        text, who = first_error((yield from tell(error)), beside)
+    if text:
         shutil.rmtree(partial, ignore_errors=True)
         if commits:
             attempt(lambda: _undo(home, name, before))
-        words = next(text for text in errors if text)
-        raise CheckpointError(f"checkpoint in {folder} could not be written, the previous one is kept: {words}")
+        raise CheckpointError(
+            f"checkpoint in {made.folder} could not be written, the previous one is kept: {who}: {text}"
+        )
     if commits:
         _remove_others(home, name)
-    _forget(_home(folder, rank, not shared))
+    _forget(_home(made.folder, rank, not shared))
 
 
 def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Program[dict[str, Any]]:
@@ -129,31 +129,34 @@ def load(folder: Path, own: Mapping[str, Any], labels: Mapping[str, str]) -> Pro
     From n ranks to m: `sum(residuals')/m == sum(residuals)/n`, and the same for every other vector of that length,
     such as weights.
     """
-    seen, error = attempt(lambda: _survey(folder, own["rank"]))
-    found = [json.loads(text) for text in (yield from _tell(json.dumps([error, seen])))]
-    _raise_first([each[0] for each in found])
-    name, shared = _elected(folder, [each[1] for each in found])
+    return load_built(lambda: Content(folder, own), labels)
+
+
+def load_built(
+    build: Callable[[], Content], labels: Mapping[str, str], *, beside: Beside = alone
+) -> Program[dict[str, Any]]:
+    """As `load`, with the place and the own state that `build` returns; all shards load the same checkpoint."""
+
+    def survey() -> tuple[Content, dict[str, Any]]:
+        own = build()
+        return own, _survey(own.folder, own.state["rank"])
+
+    seen, error = attempt(survey)
+    found = [json.loads(text) for text in (yield from tell(json.dumps([error, seen[1] if seen else None])))]
+    _raise_first([each[0] for each in found], beside)
+    assert seen is not None
+    folder, own = seen[0].folder, seen[0].state
+    name, shared = _elected(folder, [each[1] for each in found], beside)
     state, error = attempt(lambda: _read(_home(folder, own["rank"], shared) / name, own, labels, shared))
-    _raise_first((yield from _tell(error)))
+    _raise_first((yield from tell(error)), beside)
     assert state is not None
     return state
 
 
-def _tell(text: str) -> Program[list[str]]:
-    """Gather a message of every rank, in rank order; also a barrier."""
-    own = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    replies = yield from all_gather("checkpoint", own)
-    return [bytes(reply.tolist()).decode() for reply in replies]
-
-
-def _first(errors: list[str]) -> str:
-    return next((f"rank {rank}: {text}" for rank, text in enumerate(errors) if text), "")
-
-
-def _raise_first(errors: list[str]) -> None:
-    for rank, text in enumerate(errors):
-        if text:
-            raise CheckpointError(f"{text} (found by rank {rank})")
+def _raise_first(errors: list[str], beside: Beside) -> None:
+    text, who = first_error(errors, beside)
+    if text:
+        raise CheckpointError(f"{text} (found by {who})")
 
 
 def _home(folder: Path, rank: int, shared: bool) -> Path:
@@ -224,21 +227,27 @@ def _survey(folder: Path, rank: int) -> dict[str, Any]:
     return {"shared": shared, "latest": latest, "names": [latest, *(name for name in whole if name != latest)]}
 
 
-def _elected(folder: Path, seen: list[dict[str, Any]]) -> tuple[str, bool]:
-    """The checkpoint that all ranks have: after a crash between two ranks' commits, the one before."""
-    if len({each["shared"] for each in seen}) > 1:
+def _elected(folder: Path, seen: list[dict[str, Any]], beside: Beside) -> tuple[str, bool]:
+    """The checkpoint that all ranks of all shards have: after a crash between two commits, the one before."""
+    shards = [json.loads(text) for text in beside(json.dumps(seen))]
+    everyone = [each for shard in shards for each in shard]
+    if len({each["shared"] for each in everyone}) > 1:
         raise CheckpointError(f"{folder} holds a shared checkpoint on some ranks and parts of one on others")
-    common = set.intersection(*(set(each["names"]) for each in seen))
+    common = set.intersection(*(set(each["names"]) for each in everyone))
+    if not common and len(shards) > 1:
+        newest = [" and ".join(sorted({each["latest"] for each in shard})) for shard in shards]
+        held = ", ".join(f"shard {number} has {names}" for number, names in enumerate(newest))
+        raise CheckpointError(f"{folder.parent} holds no checkpoint that all shards have: {held}")
     if not common:
-        held = "; ".join(f"rank {rank} has {each['latest']}" for rank, each in enumerate(seen))
+        held = "; ".join(f"rank {rank} has {each['latest']}" for rank, each in enumerate(everyone))
         raise CheckpointError(f"{folder} holds no checkpoint that all ranks have: {held}")
-    votes = Counter(each["latest"] for each in seen)
-    return max(sorted(common), key=lambda name: votes[name]), bool(seen[0]["shared"])
+    votes = Counter(each["latest"] for each in everyone)
+    return max(sorted(common), key=lambda name: votes[name]), bool(everyone[0]["shared"])
 
 
 def _read(place: Path, own: Mapping[str, Any], labels: Mapping[str, str], shared: bool) -> dict[str, Any]:
-    manifest = _manifest(place)
-    for key in _IDENTITY:
+    manifest = read_manifest(place)
+    for key in IDENTITY:
         if manifest[key] != own[key]:
             raise CheckpointError(f"{place} must have this run's {key}, {own[key]}, got {manifest[key]}")
     for key in dict.fromkeys([*labels, *manifest["labels"]]):
@@ -254,42 +263,7 @@ def _read(place: Path, own: Mapping[str, Any], labels: Mapping[str, str], shared
         )
     state = read_part(place, f"rank-{rank % world_size}", manifest["files"])
     if not same:
-        state = _averaged(state, "", place, manifest)
+        state = averaged(state, "", place, manifest)
     facts = {"rank": rank, "world_size": own["world_size"], "resized": not same}
     extra = read_part(place, "extra", manifest["files"]) if "extra.json" in manifest["files"] else {}
     return {**state, **facts, "extra": extra}
-
-
-def _manifest(place: Path) -> dict[str, Any]:
-    """Read and verify the manifest."""
-    path = place / "manifest.json"
-    manifest = read_json(path)
-    if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
-        raise CheckpointError(f"{place} must be a {FORMAT} of version {VERSION}, got {manifest.get('version')}")
-    if manifest.pop("checksum", None) != checksum(manifest) or manifest.get("name") != place.name:
-        raise CheckpointError(f"{path}: checksum mismatch, the file is corrupted")
-    for key, kind in _FIELDS.items():
-        if not isinstance(manifest.get(key), kind):
-            raise CheckpointError(f"{path} must have {key}, got {manifest.get(key)!r}")
-    if manifest["world_size"] < 1:
-        raise CheckpointError(f"{path} must have a world_size of at least 1, got {manifest['world_size']}")
-    return manifest
-
-
-def _averaged(value: Any, path: str, place: Path, manifest: dict[str, Any]) -> Any:
-    """A rank's state with the mean over all ranks in place of every vector of the model's length."""
-    if isinstance(value, Mapping):
-        return {key: _averaged(part, tensor_name(path, key), place, manifest) for key, part in value.items()}
-    if isinstance(value, Tensor) and value.is_floating_point() and value.shape == (manifest["n"],):
-        return _mean(place, manifest, path).to(value.dtype)
-    return value
-
-
-def _mean(place: Path, manifest: dict[str, Any], name: str) -> Tensor:
-    """Each new rank starts with the mean of the old ranks' vectors, summed in float64, one file at a time."""
-    total = torch.zeros(manifest["n"], dtype=torch.float64)
-    for rank in range(manifest["world_size"]):
-        with opened(place, f"rank-{rank}", manifest["files"]) as tensors:
-            total += tensors.get_tensor(name)
-    mean: Tensor = total / manifest["world_size"]
-    return mean

@@ -28,12 +28,13 @@ def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[N
 
 
 def same_count(step: Step) -> Program[None]:
-    """Compare the workers' k, if a function of the user decides it; raises the same error on all if they differ."""
-    own = torch.tensor([step.k], dtype=torch.int64)
-    counts = torch.cat((yield from all_gather("density", own, [1] * step.world_size))).tolist()
-    for rank, k in enumerate(counts):
-        if k != counts[0]:
-            raise BadInput(
-                f"workers disagree on density in step {step.index}: rank 0 sends {counts[0]} of {step.n} "
-                f"elements, rank {rank} {k}; the function must return the same on all ranks"
-            )
+    """Compare how many elements workers send, if code of the user decides; raises the same error on all."""
+    own = torch.tensor([[step.k, step.quota.expected]], dtype=torch.int64)
+    rows = torch.cat((yield from all_gather("density", own, [1] * step.world_size))).tolist()
+    for rank, row in enumerate(rows):
+        for first, other in zip(rows[0], row, strict=True):
+            if first != other:
+                raise BadInput(
+                    f"workers disagree on density in step {step.index}: rank 0 sends {first} of {step.n} elements, "
+                    f"rank {rank} {other}; the density must be the same on all ranks"
+                )

@@ -48,6 +48,8 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, str]:
 
 def write_part(folder: Path, name: str, value: Mapping[str, Any]) -> Facts:
     """Two files; returns their sizes and checksums."""
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{name} must be a dict, got {type(value).__name__}")
     tensors: dict[str, Tensor] = {}
     plain = encoded(value, tensors)
     data, text = folder / f"{name}.safetensors", folder / f"{name}.json"
@@ -96,6 +98,12 @@ def verified(folder: Path, name: str, files: Facts) -> Path:
     return path
 
 
+def refuse_link(path: Path) -> None:
+    """Raise an error for a symbolic link: it could lead out of the checkpoint's folder."""
+    if path.is_symlink():
+        raise CheckpointError(f"{path} is a link: the files of a checkpoint must be in its folder")
+
+
 def lock(folder: Path) -> int:
     """Keep others from saving to a folder until the descriptor that is returned is closed."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -109,6 +117,14 @@ def lock(folder: Path) -> int:
     return descriptor
 
 
+def are_facts(files: Any) -> bool:
+    """Whether a value read from a manifest has the type of `Facts`."""
+    return isinstance(files, dict) and all(
+        isinstance(each, list) and len(each) == 2 and all(type(number) is int for number in each)
+        for each in files.values()
+    )
+
+
 def facts_of(path: Path) -> list[int]:
     """Size and CRC-32."""
     crc, size = 0, 0
@@ -120,6 +136,7 @@ def facts_of(path: Path) -> list[int]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
+    refuse_link(path)
     try:
         if not path.is_file():
             raise CheckpointError(f"{path} could not be read: no such file")
@@ -140,7 +157,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a file atomically."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    partial.unlink(missing_ok=True)  # it may be a stranger's link to another file
+    with partial.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=1))
     sync(partial)
     partial.replace(path)
     sync(path.parent)

@@ -9,8 +9,8 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from gradsieve._check import BadType, positive
+from gradsieve.worlds.meeting import EVERY_RANK, POLL_S, Meetings, Outcome
 from gradsieve.worlds.processes import host, identity, keeps_store, state_of, within
 
 T = TypeVar("T")
@@ -27,8 +28,6 @@ PATIENCE_S = 2.0  # seconds after which a waiting worker reports that, or a quar
 GRACE_S = (
     10.0  # seconds in which survivors of a broken connection say so; those on one machine need not wait for it
 )
-_POLL_S = 0.05
-_EVERY_RANK = "every rank must call"
 
 
 class PeerLost(RuntimeError):
@@ -55,7 +54,7 @@ def during(when: str) -> Iterator[None]:
     try:
         yield
     except PeerLost as lost:
-        raise PeerLost(lost.words, lost.ranks, lost.phase, when) from lost.__cause__
+        raise PeerLost(lost.words, lost.ranks, lost.phase, lost.when or when) from lost.__cause__
 
 
 def seconds(timeout: Any) -> float:
@@ -126,7 +125,8 @@ class Waiting:
         self.patience = min(PATIENCE_S, timeout / 4)
         self.count = 0  # collectives so far
         self.phase, self.since = "", float("inf")
-        self._calls = 0
+        self._meetings = Meetings()
+        self._spoke = False  # the store holds an error of this worker
         self._keeps = keeps_store(store)
         store.set(f"who/{rank}", json.dumps(identity()))
         if size > 1:
@@ -143,48 +143,29 @@ class Waiting:
             raise self._explained(error) from error
         finally:
             self.since = float("inf")
+        if self._spoke:
+            self._take_back()
 
     def together(self, call: str) -> None:
         if self.size == 1:
             return
-        self._calls += 1
-        found = within(self.timeout + PATIENCE_S, lambda: self._meet(call))
+        found = within(self.timeout + PATIENCE_S, lambda: self._met(call))
         if not found:
             raise self._silent_store(call)
-        if found[0] is not None:
-            raise self._left(found[0])
+        if not found[0].words:
+            return
+        lost = PeerLost(found[0].words, list(found[0].ranks), call)
+        raise self._left(lost if found[0].lost else WorkersDiverged(found[0].words))
 
-    def _meet(self, call: str) -> Exception | None:
-        """Wait until all workers have made this call; returns what is wrong, if anything."""
-        keys = [f"call/{self._calls}/{rank}" for rank in range(self.size)]
-        self.store.set(keys[self.rank], call)
-        deadline, pause = time.monotonic() + self.timeout, _POLL_S / 10
-        while missing := [rank for rank, key in enumerate(keys) if not self.store.check([key])]:
-            if words := self._elsewhere(call, missing):
-                self.say(failed=words)
-                return WorkersDiverged(words)
-            gone = [rank for rank in missing if self._fate(rank) or time.monotonic() > deadline]
-            # A survivor may have made the call, or learnt of the loss, and ended since.
-            if gone := [rank for rank in gone if not self.store.check([keys[rank]]) and not self._knows(rank)]:
-                return PeerLost(self._words(gone, self.timeout), gone, call)
-            time.sleep(pause)
-            pause = min(2 * pause, 10 * _POLL_S)
-        made = [self.store.get(key).decode() for key in keys]
-        for rank, other in enumerate(made):
-            if other != call:
-                return WorkersDiverged(f"every rank must make the same call: {call} here, {other} on rank {rank}")
-        return None
-
-    def _elsewhere(self, call: str, missing: list[int]) -> str:
-        """Whether a rank waits in a later collective than this worker's last, and so cannot join it any more."""
-        for rank in missing:
-            said = self._read(f"at/{rank}")
-            if said.get("count", 0) > self.count:
-                return f"{_EVERY_RANK} {call}: rank {rank} did not, it is in phase {said['phase']}"
-        return ""
+    def _met(self, call: str) -> Outcome:
+        outcome = self._meetings.meet(self, call)
+        if outcome.words.startswith(EVERY_RANK):
+            self.say(failed=outcome.words)  # for those that wait elsewhere
+        return outcome
 
     def say(self, failed: str = "") -> None:
         """Write to the store where this worker is."""
+        self._spoke = self._spoke or bool(failed)
         self.store.set(
             f"at/{self.rank}", json.dumps({"count": self.count, "phase": self.phase, "failed": failed[:500]})
         )
@@ -200,7 +181,8 @@ class Waiting:
         ranks, words = found[0]
         if not ranks and not words:
             return error
-        return self._left(PeerLost(words or self._words(ranks, after), ranks, self.phase))
+        words = words or f"{self.named(ranks)} did not take part: no answer after {after:.1f} s"
+        return self._left(PeerLost(words, ranks, self.phase))
 
     def _left(self, error: T) -> T:
         """An error that ends this worker, perhaps. The one that keeps the store stays until all survivors know."""
@@ -210,10 +192,18 @@ class Waiting:
 
     def _stay(self, others: set[int]) -> None:
         deadline = time.monotonic() + GRACE_S
+        self._spoke = True
         self.store.set(f"knows/{self.rank}", "")
         while self._keeps and others and time.monotonic() < deadline:
-            others = {rank for rank in others if not self.store.check([f"knows/{rank}"]) and not self._fate(rank)}
-            time.sleep(_POLL_S)
+            others = {rank for rank in others if not self.store.check([f"knows/{rank}"]) and not self.fate(rank)}
+            time.sleep(POLL_S)
+
+    def _take_back(self) -> None:
+        """All workers go on after an error: should this one be lost later, it must be named."""
+        self._spoke = False
+        with suppress(RuntimeError, OSError):
+            self.say()
+            self.store.delete_key(f"knows/{self.rank}")
 
     def _silent_store(self, phase: str) -> PeerLost:
         words = "the store of torch.distributed does not answer: its host, rank 0 or the launcher, is missing"
@@ -227,11 +217,11 @@ class Waiting:
             unknown = [rank for rank in range(self.size) if rank != self.rank]
             gone: list[int] = []
             while unknown and time.monotonic() < deadline:
-                gone += [rank for rank in unknown if self._fate(rank) and not self._knows(rank)]
+                gone += [rank for rank in unknown if self.fate(rank) and not self.knows(rank)]
                 unknown = [rank for rank in unknown if rank not in gone and not self._present(rank)]
-                time.sleep(_POLL_S)
-            reasons = [self._read(f"at/{rank}").get("failed", "") for rank in range(self.size)]
-            alone = next((words for words in reasons if words.startswith(_EVERY_RANK)), "")
+                time.sleep(POLL_S)
+            reasons = [self.said(rank).get("failed", "") for rank in range(self.size)]
+            alone = next((words for words in reasons if words.startswith(EVERY_RANK)), "")
             agreed = self.store.compare_set("lost", "", json.dumps([sorted(gone + unknown), alone]))
             ranks, alone = json.loads(agreed)
             return ranks, alone
@@ -239,19 +229,23 @@ class Waiting:
             # The store ended with its process: rank 0's, unless a launcher hosts it.
             return ([0] if self.rank else []), ""
 
-    def _knows(self, rank: int) -> bool:
+    def knows(self, rank: int) -> bool:
         """Whether a rank has learnt of a loss: if it has ended since, it is not the one that was lost."""
         return bool(self.store.check([f"knows/{rank}"]))
 
     def _present(self, rank: int) -> bool:
-        said = self._read(f"at/{rank}")
-        return bool(said.get("failed")) or said.get("count", 0) >= self.count or self._knows(rank)
+        said = self.said(rank)
+        return bool(said.get("failed")) or said.get("count", 0) >= self.count or self.knows(rank)
+
+    def said(self, rank: int) -> dict[str, Any]:
+        """Where a rank is, as it wrote to the store."""
+        return self._read(f"at/{rank}")
 
     def _read(self, key: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
         return found
 
-    def _fate(self, rank: int) -> str:
+    def fate(self, rank: int) -> str:
         """State of a rank's process, if it is on this machine and not running; otherwise empty."""
         who = self._read(f"who/{rank}")
         if who.get("host") != host():
@@ -261,15 +255,16 @@ class Waiting:
             return "its process has ended"
         return "its process is stopped" if state in "Tt" else ""
 
-    def _words(self, ranks: list[int], after: float) -> str:
+    def named(self, ranks: Sequence[int]) -> str:
+        """Ranks in words, with the fates of their processes."""
         fates = []
         for rank in ranks:
             try:
-                fate = self._fate(rank)
+                fate = self.fate(rank)
             except (RuntimeError, OSError):
                 fate = ""
             fates.append(f"rank {rank}" + (f" ({fate})" if fate else ""))
-        return f"{', '.join(fates)} did not take part: no answer after {after:.1f} s"
+        return ", ".join(fates)
 
 
 def _announce(watched: "weakref.ref[Waiting]") -> None:

@@ -265,7 +265,7 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
     kind = "virtual workers" if first.virtual else "processes"
     in_lab = any(row.wire_bytes_per_step is not None for row in rows)
     gains = any(row.gain_kept is not None for row in rows)
-    columns = {metric.name: [_shown(metric.show, row.metric_last) for row in rows]}
+    columns = {escape(metric.name): [_shown(metric.show, row.metric_last) for row in rows]}
     if gains:
         columns["gain\nkept"] = [_shown(whole_percent, row.gain_kept) for row in rows]
     if not in_lab:
@@ -287,7 +287,7 @@ def _print_results(runs: list[Run], as_json: bool) -> None:
     for place, row in enumerate(rows):
         made.add_row(escape(row.method), *(texts[place] for texts in columns.values()))
     console().print(made)
-    console().print(_legend(metric.name, in_lab, gains))
+    console().print(_legend(escape(metric.name), in_lab, gains))
 
 
 def _legend(metric: str, in_lab: bool, gains: bool) -> str:

@@ -1,5 +1,6 @@
 """Comparison of runs of equal time in one sentence: which was as good as plain DDP first, with how many bytes."""
 
+import math
 from collections.abc import Sequence
 
 from gradsieve_lab.report.table import duration, times
@@ -70,7 +71,8 @@ def _as_good(runs: dict[str, Run], goal: float) -> dict[str, Line]:
 def _behind(dense: Run, ours: dict[str, Run]) -> str:
     """The sentence if no method of ours was as good: which came closest, and when plain DDP had that value."""
     sign = 1 if dense.metric.higher_is_better else -1
-    label = max(ours, key=lambda name: sign * (ours[name].metrics[-1]["value"] or -sign * 1e300))
+    ends = {name: run.metrics[-1]["value"] for name, run in ours.items()}
+    label = max(ends, key=lambda name: -math.inf if ends[name] is None else sign * ends[name])
     last = ours[label].metrics[-1]
     here = reached(dense, last["value"]) if last["value"] is not None else None
     when = f", which plain DDP had after {duration(here['seconds'])}" if here is not None else ""
@@ -93,14 +95,18 @@ def _sooner(before: float, now: float) -> str:
     >>> _sooner(12.0, 4.0), _sooner(4.0, 12.0), _sooner(4.0, 3.9)
     ('3.0 times sooner', '3.0 times later', 'at the same time')
     """
-    if min(before, now) <= 0 or max(before, now) < SAME_TIME * min(before, now):
+    if max(before, now) <= SAME_TIME * min(before, now):
         return "at the same time"
+    if min(before, now) <= 0:  # one was as good before its first step
+        return "sooner" if now < before else "later"
     return f"{times(before / now)[:-1]} times sooner" if now < before else f"{times(now / before)[:-1]} times later"
 
 
 def _fewer(before: float, now: float) -> str:
     if now <= 0:
         return "nothing sent"
+    if before <= 0:  # plain DDP was as good before its first step
+        return "more bytes"
     return (
         f"{times(before / now)[:-1]} times fewer bytes"
         if now <= before

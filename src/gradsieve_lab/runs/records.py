@@ -20,7 +20,7 @@ from typing import Any
 
 from gradsieve._check import BadInput
 from gradsieve_lab._files import write_whole
-from gradsieve_lab.runs.schema import problem_of
+from gradsieve_lab.runs.schema import is_timed, problem_of
 from gradsieve_lab.runs.step_record import StepRecord
 from gradsieve_lab.tasks.base import Metric
 
@@ -47,7 +47,7 @@ class Run:
     @property
     def name(self) -> str:
         """The run's name, without control characters."""
-        return "".join(sign if sign.isprintable() else "\ufffd" for sign in str(self.header["name"]))
+        return printable(self.header["name"])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -55,7 +55,14 @@ class Run:
 
     @property
     def metric(self) -> Metric:
-        return Metric(**self.header["metric"])
+        """The run's metric; its name has no control characters."""
+        metric = self.header["metric"]
+        return Metric(**{**metric, "name": printable(metric["name"])})
+
+
+def printable(text: str) -> str:
+    """A text without control characters, which could change what a terminal shows."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
 
 
 class Recorder:
@@ -107,10 +114,11 @@ def read_run(path: Path) -> Run:
         kinds[kind].append(line)
     if not lines or lines[0].get("version") != VERSION:
         raise RecordError(f"{file} must be a gradsieve record of version {VERSION}, got something else")
-    header = kinds["run"][0]
+    header, timed = kinds["run"][0], False
     for number, line in enumerate(lines, 1):
-        if words := problem_of(line):
+        if words := problem_of(line, timed=timed):
             raise RecordError(f"{file} is not a valid record: {words} in line {number}")
+        timed = is_timed(header)  # from the second line on, when the header has been checked
     try:
         steps = [StepRecord.from_line(line) for line in kinds["step"]]
     except ValueError as problem:
@@ -120,6 +128,8 @@ def read_run(path: Path) -> Run:
 
 def _read_lines(file: Path) -> list[Line]:
     try:
+        if file.exists() and not file.is_file():  # a pipe or a device may never end
+            raise RecordError(f"{file} must be a regular file, got something else")
         opener = gzip.open if file.suffix == ".gz" else open
         with opener(file, "rb") as opened:
             raw = opened.read(LARGEST + 1)
@@ -145,10 +155,12 @@ def _read_lines(file: Path) -> list[Line]:
     return lines
 
 
-def cut_back(folder: Path, step: int, settings: Mapping[str, Any]) -> Run:
-    """Remove what was recorded after `step` steps: the run resumes from there, with these settings."""
+def cut_back(folder: Path, step: int, settings: Mapping[str, Any], launch: Sequence[str] = ()) -> Run:
+    """Remove what was recorded after `step` steps: the run resumes from there, with these settings, by `launch`."""
     run = read_run(folder)
     header = {**run.header, "settings": dict(settings)}
+    if launch:
+        header["launch"] = sorted({*run.header.get("launch", []), *launch})
     steps = [each for each in run.steps if each.step < step]
     metrics = [line for line in run.metrics if line["step"] <= step]
     lines = [header, *sorted([*(each.to_line() for each in steps), *metrics], key=_order)]

@@ -2,13 +2,14 @@
 
 import gc
 import os
+import secrets
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ from gradsieve_lab.runs.feed import Feed
 from gradsieve_lab.runs.methods import REPLICATED
 from gradsieve_lab.runs.records import VERSION, Recorder, Run, cut_back, read_run
 from gradsieve_lab.runs.replica_engines import ProcessReplica, VirtualReplicas
+from gradsieve_lab.runs.restarts import agent, own_run
 from gradsieve_lab.runs.settings import Settings
 from gradsieve_lab.runs.training import Starting, Training
 from gradsieve_lab.tasks import Data, Task
@@ -48,9 +50,13 @@ class Stop:
 
     @contextmanager
     def watching(self) -> Iterator["Stop"]:
-        """Treat a first SIGINT, SIGTERM or SIGHUP as a request; a second one interrupts."""
+        """Treat a first SIGINT, SIGTERM or SIGHUP as a request; a second one interrupts.
+
+        A signal that is ignored stays so: `nohup` ignores SIGHUP.
+        """
         kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {kind: signal.signal(kind, self._note) for kind in kinds}
+        watched = [kind for kind in kinds if signal.getsignal(kind) is not signal.SIG_IGN]
+        before = {kind: signal.signal(kind, self._note) for kind in watched}
         try:
             yield self
         finally:
@@ -61,6 +67,17 @@ class Stop:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers of a run are given."""
+
+    settings: Settings
+    folder: Path
+    resume: bool
+    command: str
+    launch: tuple[str, ...]  # what identifies who began the run: the agents of torchrun, or a random text
 
 
 def under_torchrun() -> bool:
@@ -79,38 +96,43 @@ def leads() -> bool:
 def run(settings: Settings, folder: Path, listen: Listen, stop: Stop, *, resume: bool = False) -> Run | None:
     """Run from the start or from a checkpoint, in `folder`; returns the record, or None if another of torchrun's
     processes writes it. A new run that fails before its first step leaves no folder behind."""
-    if leads() and not resume:
-        resume = restarted(folder)
-        if not resume:
-            check_new(folder)
-    job = (settings, folder, resume, command_line())
+    mine = agent() if under_torchrun() else secrets.token_hex(8)
+    job = Job(settings, folder, resume, command_line(), (mine,))
     try:
-        if settings.virtual:
-            with _restored_threads():
-                _work(Post(0, settings.workers, listen, stop.requested), *job)
-        elif under_torchrun():
-            if settings.lab_hosts:
-                raise BadInput("a lab starts its own processes, got torchrun: leave one of them out")
-            _join(listen, stop, job)
-        else:
-            _check_processes(settings.workers)
-            _prepare(settings)  # raises errors before any worker is started
-            with _places(settings) as places:
-                listen(Starting(settings.label or settings.sparsifier, settings.workers))
-                run_workers(
-                    _work,
-                    settings.workers,
-                    *job,
-                    timeout=settings.timeout,
-                    places=places,
-                    listen=listen,
-                    stop_requested=stop.requested,
-                )
+        _start(job, listen, stop)
     except BaseException:
         if leads() and not resume:
-            _remove_unless_begun(folder)
+            _remove_unless_begun(job)
         raise
     return read_run(folder) if leads() else None
+
+
+def _start(job: Job, listen: Listen, stop: Stop) -> None:
+    settings = job.settings
+    if under_torchrun() and not settings.virtual:
+        if settings.lab_hosts:
+            raise BadInput("a lab starts its own processes, got torchrun: leave one of them out")
+        _join(job, listen, stop)
+        return
+    if leads():
+        job = _claimed(job)
+    if settings.virtual:
+        with _restored_threads():
+            _work(Post(0, settings.workers, listen, stop.requested), job)
+        return
+    _check_processes(settings.workers)
+    _prepare(settings)  # raises errors before any worker is started
+    with _places(settings) as places:
+        listen(Starting(settings.label or settings.sparsifier, settings.workers))
+        run_workers(
+            _work,
+            settings.workers,
+            job,
+            timeout=settings.timeout,
+            places=places,
+            listen=listen,
+            stop_requested=stop.requested,
+        )
 
 
 @contextmanager
@@ -133,20 +155,21 @@ def _places(settings: Settings) -> Iterator[list[Place] | None]:
         yield made.places(settings.workers)
 
 
-def restarted(folder: Path) -> bool:
-    """Whether torchrun has restarted this run, and there is a checkpoint to resume from.
+def _claimed(job: Job) -> Job:
+    """The job with a folder that is new, or with a run to resume that this launch of torchrun began.
 
-    The run's folder is removed if it has no checkpoint. A folder of another run is never touched.
+    What it began without getting to a checkpoint is removed. A folder of another launch is never touched.
     """
-    if not under_torchrun() or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not folder.exists():
-        return False
-    header = read_run(folder).header
-    if (header.get("torchrun"), header["command"]) != (os.environ["TORCHELASTIC_RUN_ID"], command_line()):
-        return False
-    if (folder / "checkpoint" / "latest.json").exists():
-        return True
-    shutil.rmtree(folder)
-    return False
+    if job.resume:
+        return job
+    if not under_torchrun() or own_run(job.folder, job.launch, job.command) is None:
+        check_new(job.folder)
+        return job
+    if (job.folder / "checkpoint" / "latest.json").exists():
+        return replace(job, resume=True)
+    with _locked(job.folder):
+        shutil.rmtree(job.folder)
+    return job
 
 
 def check_new(folder: Path) -> None:
@@ -173,42 +196,56 @@ def _prepare(settings: Settings) -> tuple[Task, Data, list[Feed], Config]:
         raise BadInput(str(error)) from error
 
 
-def _remove_unless_begun(folder: Path) -> None:
-    """Remove a folder whose record has no step."""
-    with suppress(BadInput):
-        if read_run(folder).steps:
-            return
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove_unless_begun(job: Job) -> None:
+    """Remove the folder that this run made, if its record has no step."""
+    run = own_run(job.folder, job.launch, job.command)
+    if run is not None and not run.steps:
+        with suppress(BadInput), _locked(job.folder):  # another process of the launch may be at it
+            shutil.rmtree(job.folder, ignore_errors=True)
 
 
-def _join(listen: Listen, stop: Stop, job: tuple[Settings, Path, bool, str]) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=job[0].timeout))
-    received: list[Any] = [job]
-    dist.broadcast_object_list(received)  # all use the leader's folder
-    _work(Post(dist.get_rank(), dist.get_world_size(), listen, stop.requested), *received[0])
+def _join(job: Job, listen: Listen, stop: Stop) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=job.settings.timeout))
+    agents: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(agents, agent())
+    job = _of_leader(replace(job, launch=tuple(sorted(set(agents)))))
+    _work(Post(dist.get_rank(), dist.get_world_size(), listen, stop.requested), job)
     gc.collect()  # models that outlive their process group can crash gloo at exit
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _work(post: Post, settings: Settings, folder: Path, resume: bool, command: str) -> None:
+def _of_leader(job: Job) -> Job:
+    """The leader's job, whose folder all use; if the leader refuses it, only the leader says why."""
+    received: list[Any] = [job, ""]
+    if leads():
+        try:
+            received[0] = _claimed(job)
+        except BadInput as problem:
+            received[1] = str(problem)
+    dist.broadcast_object_list(received)
+    job, problem_found = received
+    if problem_found:
+        dist.destroy_process_group()
+        raise BadInput(problem_found) if leads() else SystemExit(2)
+    return job
+
+
+def _work(post: Post, job: Job) -> None:
     """The whole run of one worker, or of all virtual workers."""
-    task, data, feeds, config = _prepare(settings)
+    task, data, feeds, config = _prepare(job.settings)
     engine = _engine_kind(config)(task, data, feeds, config)
     size = sum(parameter.numel() for parameter in engine.model.parameters())
     if config.virtual and size < _SMALL_MODEL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    training = Training(engine, config, folder, post)
-    if engine.leads and not resume:
-        about: dict[str, Any] = {"n": size, "metric": asdict(task.METRIC), "command": command}
-        if under_torchrun():
-            about["torchrun"] = os.environ["TORCHELASTIC_RUN_ID"]
-        _begin(config, folder, about)
-    with _locked(folder) if engine.leads else nullcontext():
-        if resume:
+    training = Training(engine, config, job.folder, post)
+    if engine.leads and not job.resume:
+        _begin(config, job, {"n": size, "metric": asdict(task.METRIC)})
+    with _locked(job.folder) if engine.leads else nullcontext():
+        if job.resume:
             step = training.load()
             if engine.leads:
-                training.go_on(cut_back(folder, step, config.as_dict()))
+                training.go_on(cut_back(job.folder, step, config.as_dict(), job.launch))
         training.run()
 
 
@@ -231,14 +268,20 @@ def _engine_kind(config: Config) -> Callable[..., Engine]:
     return VirtualEngine if config.virtual else ProcessEngine
 
 
-def _begin(config: Config, folder: Path, about: dict[str, Any]) -> None:
+def _begin(config: Config, job: Job, about: dict[str, Any]) -> None:
+    """Make the run's folder, with the first line of its record."""
     try:
-        folder.mkdir(parents=True)
+        job.folder.mkdir(parents=True)
     except OSError as problem:
-        raise BadInput(f"{folder} could not be made: {problem.strerror}") from problem
+        raise BadInput(f"{job.folder} could not be made: {problem.strerror}") from problem
     name = config.label or config.sparsifier
-    head = {"kind": "run", "version": VERSION, "name": name, "settings": config.as_dict()}
-    Recorder(folder).add([{**head, **about, "conditions": conditions()}])
+    head = {"kind": "run", "version": VERSION, "name": name, "settings": config.as_dict(), **about}
+    head |= {"command": job.command, "launch": list(job.launch), "conditions": conditions()}
+    try:
+        Recorder(job.folder).add([head])
+    except BaseException:
+        shutil.rmtree(job.folder, ignore_errors=True)
+        raise
 
 
 def command_line(program: str = "gradsieve") -> str:

@@ -24,8 +24,16 @@ def _count(value: Any) -> bool:
     return _number(value) and value == math.floor(value) and 0 <= value < 1e15
 
 
+def _amount(value: Any) -> bool:
+    return _number(value) and value >= 0
+
+
 def _numbers(value: Any) -> bool:
     return isinstance(value, Mapping) and all(_known(each) for each in value.values())
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 _SETTINGS: dict[str, Test] = {
@@ -39,6 +47,7 @@ _MORE_SETTINGS: dict[str, Test] = {
     **dict.fromkeys(("model", "sparsifier", "lab_rate", "label"), _is(str)),
     "options": _is(dict),
     "lab_hosts": _count,
+    "seconds": _amount,
 }
 _HEADER: dict[str, Test] = {
     **dict.fromkeys(("name", "command"), _is(str)),
@@ -56,17 +65,29 @@ _MEASURED = (
     "loss error residual_norm bytes wire_bytes density imbalance buildup threshold collectives lr k union selected"
 )
 _MORE: dict[str, dict[str, Test]] = {
-    "run": {},
+    "run": {"launch": _texts},
     "step": {**dict.fromkeys(_MEASURED.split(), _known), "finite": _is(bool)},
     "metric": {"bytes": _known, "seconds": _known},
     "end": {"step": _count},
 }
 
 
-def problem_of(line: Mapping[str, Any]) -> str:
-    """Describe what is wrong with a line; empty if nothing is."""
+# What else runs that are limited in time need, since the report compares them at equal times.
+_TIMED_SETTINGS: dict[str, Test] = {"sparsifier": _is(str)}
+_TIMED_METRIC: dict[str, Test] = {"bytes": _amount, "seconds": _amount}
+
+
+def is_timed(header: Mapping[str, Any]) -> bool:
+    """Whether a valid header is that of a run limited in time."""
+    return bool(header["settings"].get("seconds"))
+
+
+def problem_of(line: Mapping[str, Any], *, timed: bool = False) -> str:
+    """Describe what is wrong with a line, of a run limited in time or not; empty if nothing is."""
     kind = str(line.get("kind"))
     found = _first(line, _NEEDED[kind]) or _first(line, _MORE[kind], optional=True)
+    if not found and timed and kind == "metric":
+        found = _first(line, _TIMED_METRIC)
     if found or kind != "run":
         return found
     settings, metric = line["settings"], line["metric"]
@@ -74,6 +95,7 @@ def problem_of(line: Mapping[str, Any]) -> str:
     return (
         _first(settings, _SETTINGS)
         or _first(settings, _MORE_SETTINGS, optional=True)
+        or (_first(settings, _TIMED_SETTINGS) if is_timed(line) else "")
         or _first(metric, _METRIC)
         or _first(metric, more)
     )
