@@ -5,6 +5,7 @@ import os
 # On some CPUs the instructions that oneDNN picks for bfloat16 end torch with SIGILL. Before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from helpers import LIBRARY
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; programs under test inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # the tests run in several processes
 
 

@@ -68,9 +68,7 @@ def has_methods(name: str, value: Any, kind: str, *methods: str) -> None:
 
 def sizes_of(name: str, value: Any) -> list[int]:
     """A list of whole numbers, none negative."""
-    if not isinstance(value, list | tuple):
-        raise BadType(f"{name} must be a list of whole numbers, got {value!r}")
-    return [at_least(name, each, 0) for each in value]
+    return [at_least(name, each, 0) for each in list_of(name, value)]
 
 
 def dict_of(name: str, value: Any) -> dict[Any, Any]:
@@ -82,11 +80,26 @@ def dict_of(name: str, value: Any) -> dict[Any, Any]:
     return dict(value)
 
 
+def dict_with(name: str, value: Any, needed: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+    """A dict with these keys, such as a part of a state dict."""
+    found, needed = dict_of(name, value), set(needed)
+    if not needed <= set(found) <= needed | set(optional):
+        raise BadInput(f"{name} must have the keys {sorted(needed)}, got {sorted(map(str, found))}")
+    return found
+
+
 def path_of(name: str, value: Any) -> Path:
     """A path, given as a text or as a `Path`."""
     if not isinstance(value, str | os.PathLike):
         raise BadType(f"{name} must be a path, got {value!r}")
     return Path(value)
+
+
+def list_of(name: str, value: Any) -> list[Any]:
+    """A copy of a list or tuple."""
+    if not isinstance(value, list | tuple | range):
+        raise BadType(f"{name} must be a list, got {value!r}")
+    return list(value)
 
 
 def at_least(name: str, value: Any, smallest: int) -> int:

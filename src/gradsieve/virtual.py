@@ -29,6 +29,8 @@ def virtual_reducers(
     """
     if at_least("world_size", world_size, 1) > MOST_WORKERS:
         raise BadInput(f"world_size must be at most {MOST_WORKERS:,}, as all are in this process, got {world_size}")
+    if "rank" in settings:
+        raise BadInput(f"rank must be left out, as there is a reducer for every rank, got {settings['rank']!r}")
     made = as_sparsifier(sparsifier, dict_of("options", options))
     return [
         SparseReducer(made, density, rank=rank, world_size=world_size, **settings) for rank in range(world_size)

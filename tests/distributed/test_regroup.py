@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import run_processes, run_survivors
@@ -67,9 +68,10 @@ def _sparsified(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     assert torch.equal(sieve.reducer.residual, before)
     now = {0: 0, 2: 1}[rank]
     _meet(folder, "second", now, 2)
-    del model
-    model = DDP(net)
+    old, model = model, DDP(net)
     first = sieve.regroup(ddp_model=model)
+    with pytest.raises(RuntimeError, match="this DistributedDataParallel was replaced by regroup"):
+        _loss(old, 5, rank)
     assert torch.equal(sieve.reducer.residual, before)
     _trained(model, sieve, 10, now)
     before = sieve.reducer.residual.clone()
@@ -136,7 +138,6 @@ def _behind_once(rank: int, folder: Path, copies: bool) -> tuple[Regrouped, Tens
     assert _missing(lambda: train(range(4, 5))) == ([1] if rank == 0 else [])
     Method.update = update  # type: ignore[method-assign]
     _meet(folder, f"second-{copies}", rank, 2)
-    del model
     model = DDP(net, init_sync=False)
     ahead = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
     regrouped = sieve.regroup(ddp_model=model)
@@ -251,7 +252,7 @@ def test_fifty_changes_of_the_group(tmp_path: Path) -> None:
     quiet = tmp_path / "quiet"
     quiet.mkdir()
     calm = run_survivors(_undisturbed, 3, quiet, quiet, EVENTS)
-    start = sum(float(_loss(_network(), step, 99)) for step in range(5)) / 5
+    start = sum(_loss(_network(), step, 99).item() for step in range(5)) / 5
     disturbed, undisturbed = found[0][0], calm[0]
     assert undisturbed < 0.5 * start
     assert disturbed < 1.25 * undisturbed

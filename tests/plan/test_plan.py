@@ -222,7 +222,7 @@ def test_matrices_of_a_model() -> None:
         ((10, 4, "1gbit", 1.0), {"every": [0]}, "every must be at least 1, got 0"),
         ((10, 4, "1gbit", 1.0), {"sparsifier": "topk"}, "sparsifier must be one of shared_threshold, exdyna"),
         ((10, 4, "1gbit", 1.0), {"backend": "mpi"}, "backend must be one of"),
-        ((10, 4, "1gbit", 1.0), {"latency_ms": -1.0}, "latency_ms must be at least 0, got -1"),
+        ((10, 4, "1gbit", 1.0), {"latency_ms": -1.0}, "latency_ms must be at least 0 and finite, got -1"),
         ((10, 4, "1gbit", 1.0), {"overlap": 0.5}, "overlap must be at least 1, got 0.5"),
         (("big", 4, "1gbit", 1.0), {}, "model must be a torch.nn.Module or a number of parameters"),
         ((10, 1 << 21, "1gbit", 1.0), {}, "workers must be at most 1,048,576"),

@@ -172,7 +172,7 @@ def _forged(place: Path, **changed: Any) -> None:
     ("damage", "words"),
     [
         (_swap, "rank-0.safetensors: checksum mismatch"),
-        (_leave, "rank-0.json is missing"),
+        (_leave, "rank-0.json is a link"),
         (_escape, "does not name a gradsieve checkpoint"),
         (_parent, "does not name a gradsieve checkpoint"),
         (_fifo, "manifest.json could not be read: no such file"),
@@ -183,7 +183,6 @@ def _forged(place: Path, **changed: Any) -> None:
         (lambda place: _forged(place, n=10**15), "must have this run's n, 3"),
         (lambda place: _forged(place, labels={"x": "<b>"}), "must be of this model: x is y, got <b>"),
         (lambda place: _forged(place, files={}), "rank-0.json is missing"),
-        (lambda place: _forged(place, files={"rank-0.json": 5}), "TypeError"),
     ],
 )
 def test_files_from_strangers(damage: Callable[[Path], None], words: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,17 @@ def checked(model: nn.Module) -> DistributedDataParallel:
     if model._comm_hooks:
         raise BadInput("ddp_model must not have a communication hook yet, got one that has: sparsify it only once")
     return model
+
+
+def retire(model: DistributedDataParallel) -> None:
+    """End a wrapper: its hooks on the parameters would run beside those of the wrapper that replaces it."""
+    for name in ("logger", "reducer"):  # what holds the hooks
+        model.__dict__.pop(name, None)
+    model.register_forward_pre_hook(_refuse)
+
+
+def _refuse(*called_with: Any) -> None:
+    raise RuntimeError("this DistributedDataParallel was replaced by regroup: use the one that regroup was given")
 
 
 def dense_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:

@@ -1,6 +1,5 @@
 """One line for DistributedDataParallel: `sparsify(ddp_model, density=0.01)`."""
 
-import gc
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from gradsieve import fsdp, ops
 from gradsieve._check import BadInput, at_least, dict_of, has_methods, path_of
 from gradsieve.ddp.advice import Advice, NoAdvice
 from gradsieve.ddp.hook import BucketHook
-from gradsieve.ddp.layout import checked, dense_parameters, labels_in_order, layout_of
+from gradsieve.ddp.layout import checked, dense_parameters, labels_in_order, layout_of, retire
 from gradsieve.ddp.watch import watch_first_step
 from gradsieve.density import Density, Schedule
 from gradsieve.feedback import Feedback
@@ -147,14 +146,11 @@ class Sieve:
         Args:
             process_group: the new group; by default that of `ddp_model`, or else all processes.
             ddp_model: the same model, wrapped again in the new group: DDP itself keeps the group it was made with.
-                The old wrapper must have been deleted, or its hooks would run as well.
+                The old wrapper cannot be used any more.
         """
         hook = self._buckets()
         model = None if ddp_model is None else checked(ddp_model)
         if model is not None:
-            gc.collect()  # a wrapper and its hooks refer to each other
-            if self._attached() is not None:
-                raise BadInput("the old DistributedDataParallel must be gone before regroup, got one: delete it")
             parameters = dense_parameters(model)
             labels = labels_in_order(parameters)
             if labels != self.reducer.labels:
@@ -165,6 +161,8 @@ class Sieve:
         self.world = hook.world = world
         hook.advice = NoAdvice()  # it was about the group before
         if model is not None:
+            if (old := self._attached()) is not None:
+                retire(old)
             hook.parameters, hook.layout = parameters, layout_of(model)
             self.attach(model)
         return self._regroup(joins=False)

@@ -1,5 +1,6 @@
 """`plan`: predict the step time of plain DDP, torch's hooks, `sparsify` and `share`, and recommend one."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradsieve import ops
-from gradsieve._check import BadInput, BadType, at_least, fraction, one_of, positive
+from gradsieve._check import BadInput, BadType, at_least, fraction, list_of, number, one_of, positive
 from gradsieve.comm.wire import VALUES
 from gradsieve.plan import local, overhead, probe
 from gradsieve.plan.links import BACKENDS, LATENCY_MS, Link, parse_rate
@@ -17,7 +18,7 @@ from gradsieve.plan.outcome import Plan
 from gradsieve.plan.ways_of import DENSITIES, EVERY, GRADIENTS, OVERLAP, RANKS, Job, ways_of
 from gradsieve.worlds import ProcessGroupWorld
 
-MOST_WORKERS = 1 << 20
+MOST_WORKERS, MOST_PARAMETERS = 1 << 20, 10**14
 
 
 def plan(
@@ -61,11 +62,11 @@ def plan(
     'weights'
     """
     n, shapes, device = _model(model)
-    for density in densities:
+    for density in list_of("densities", densities):
         fraction("density", density)
-    for number in every:
-        at_least("every", number, 1)
-    for rank in ranks:
+    for often in list_of("every", every):
+        at_least("every", often, 1)
+    for rank in list_of("ranks", ranks):
         at_least("PowerSGD's rank", rank, 1)
     one_of("values", values, VALUES)
     if positive("overlap", overlap) < 1:
@@ -92,7 +93,9 @@ def _model(model: nn.Module | int) -> tuple[int, Shapes, torch.device]:
         return sum(each.numel() for each in found), [tuple(each.shape) for each in found], device
     if isinstance(model, bool) or not isinstance(model, int):
         raise BadType(f"model must be a torch.nn.Module or a number of parameters, got {model!r}")
-    return at_least("parameters", model, 1), local.shapes_of(model), torch.device("cpu")
+    if at_least("parameters", model, 1) > MOST_PARAMETERS:
+        raise BadInput(f"parameters must be at most {MOST_PARAMETERS:,}, got a number of {len(str(model))} digits")
+    return model, local.shapes_of(model), torch.device("cpu")
 
 
 def _network(
@@ -111,10 +114,12 @@ def _network(
         )
     if link is None:
         assert world is not None
+        if world.size == 1:
+            raise BadInput("link must be given, as one process alone cannot measure it, such as link='100mbit'")
         link = probe.measure_link(world, device)
     elif isinstance(link, str):
-        if latency_ms < 0:
-            raise BadInput(f"latency_ms must be at least 0, got {latency_ms}")
+        if not 0 <= number("latency_ms", latency_ms) < math.inf:
+            raise BadInput(f"latency_ms must be at least 0 and finite, got {latency_ms}")
         link = Link(parse_rate(link) / 8, latency_ms / 1e3, backend=backend or "gloo")
     elif not isinstance(link, Link):
         raise BadType(f"link must be a bandwidth such as '100mbit', got {link!r}")

@@ -14,10 +14,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradsieve._check import BadInput, at_least, below_one, number, positive
+from gradsieve._check import BadInput, BadType, at_least, below_one, number, positive
 
 _AT_ONCE = 1 << 20  # elements that are updated together at most, unless one parameter has more
 _MEANS = ("exp_avg", "exp_avg_sq", "slow_avg")
+
+
+def _listed(params: Any) -> list[Any]:
+    """Parameters, named parameters or dicts of them, as torch's optimizers take them."""
+    listed = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor | str) else None
+    if not listed or not all(isinstance(each, Tensor | dict | tuple) for each in listed):
+        raise BadType(f"params must be parameters, or dicts of them with options, got {params!r}")
+    return listed
 
 
 class ReplicaAdamW(Optimizer):
@@ -44,6 +52,9 @@ class ReplicaAdamW(Optimizer):
         slow: float = 0.99,
     ) -> None:
         positive("lr", lr)
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise BadType(f"betas must be two numbers, got {betas!r}")
+        params = _listed(params)
         for name, value in (("betas[0]", betas[0]), ("betas[1]", betas[1]), ("slow", slow)):
             below_one(name, value)
         positive("eps", eps)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gradsieve._check import BadInput, fraction
+from gradsieve._check import BadInput, dict_with, fraction, list_of, number
 from gradsieve.comm.collectives import Program, all_gather
 
 AT_LEAST, AT_MOST = 1e-3, 1.0
@@ -97,8 +97,13 @@ class AutoDensity:
         return {"density": self.density, "points": [list(point) for point in self.points]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.density = fraction("density", state["density"])
-        self.points = [(float(density), float(seconds)) for density, seconds in state["points"]]
+        state = dict_with("auto", state, ("density", "points"))
+        points = [list_of("points", each) for each in list_of("points", state["points"])]
+        if not all(len(each) == 2 for each in points):
+            raise BadInput(f"points must be pairs of a density and seconds, got {points}")
+        density = fraction("density", state["density"])
+        points = [[fraction("density", each[0]), number("seconds", each[1])] for each in points]
+        self.density, self.points = density, [(each[0], each[1]) for each in points]
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> Line:

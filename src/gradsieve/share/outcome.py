@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradsieve import ops
+from gradsieve._check import BadType, at_least, dict_with, sizes_of
 from gradsieve.comm.step import Selection
 from gradsieve.reports import StepReport
 from gradsieve.share.weights import Where
@@ -43,6 +44,11 @@ class Agreed:
     @classmethod
     def restored(cls, state: Mapping[str, Any], everything: slice, device: torch.device) -> "Agreed":
         """The outcome that `state_dict` describes."""
+        state = dict_with("pending", state, ("where", *_PENDING, "report"))
+        for name in ("where", "mean", "target", "own"):
+            if not isinstance(state[name], Tensor):
+                raise BadType(f"pending must have a tensor as {name}, got {state[name]!r}")
+        sizes_of("counts", state["counts"])
         whole = len(state["where"]) == 0 and len(state["mean"]) == everything.stop
         parts = (state[name] for name in _PENDING)
         here: list[Any] = [part.to(device) if isinstance(part, Tensor) else part for part in parts]
@@ -83,8 +89,12 @@ class Unread:
         """What `state_dict` describes; None for an empty state."""
         if not state:
             return None
-        tensors = [state[name].to(device) for name in _UNREAD if name in state]
-        return cls(state["steps"], list(state["counts"]), tensors)
+        state = dict_with("unread", state, ("steps", "counts", *_UNREAD[:2]), _UNREAD)
+        tensors = [state[name] for name in _UNREAD if name in state]
+        if not all(isinstance(each, Tensor) for each in tensors):
+            raise BadType(f"unread must have tensors as {', '.join(_UNREAD)}, got {tensors}")
+        counts = sizes_of("counts", state["counts"])
+        return cls(at_least("steps", state["steps"], 0), counts, [each.to(device) for each in tensors])
 
 
 def spread_of(norms: Tensor) -> float:
@@ -106,6 +116,11 @@ class ShareReport(StepReport):
     # How far this worker's weights were from the mean at the exchanged positions, relative to that mean.
     spread: float | None = None
     why: str = ""  # reason for the density, with density="auto"
+
+    @classmethod
+    def of_checkpoint(cls, state: Any) -> "ShareReport":
+        """A report from a checkpoint."""
+        return cls(**dict_with("report", state, (), (each.name for each in fields(cls))))
 
     @property
     def drift_norm(self) -> float | None:

@@ -271,13 +271,15 @@ class Replica:
             if not isinstance(state[name], Tensor) or state[name].shape != own[name].shape:
                 raise BadInput(f"{name} must be a vector of {self.weights.n} elements, got {state[name]!r}")
         steps, rounds = at_least("step", state["step"], 0), at_least("rounds", state["rounds"], 0)
-        self.state = self._prior = self._fresh().restored(state["state"], resized=resized)
+        unread = Unread.restored({} if resized else state["unread"], self.weights.shared.device)
+        restored = self._fresh().restored(state["state"], resized=resized)
         if isinstance(self.schedule, AutoDensity) and state["auto"]:
             self.schedule.load_state_dict(state["auto"])
+        self.state = self._prior = restored
         self.weights.write_(self.weights.all, state["weights"])
         self.weights.shared.copy_(state["shared"])
         self.steps, self.rounds, self._agreed = steps, rounds, False
-        self._unread = Unread.restored({} if resized else state["unread"], self.weights.shared.device)
+        self._unread = unread
 
     def made_state(self, found: Agreed | NotFinite | None) -> dict[str, Any]:
         """A round that ran but was not applied, with its report, for a checkpoint."""
@@ -289,8 +291,9 @@ class Replica:
         """Restore the round that `made_state` returned."""
         if not state:
             return None
-        self._made = ShareReport(**state["report"])
-        return Agreed.restored(state, self.weights.all, self.weights.shared.device)
+        found = Agreed.restored(state, self.weights.all, self.weights.shared.device)
+        self._made = ShareReport.of_checkpoint(state["report"])
+        return found
 
     def agreed(self) -> AbstractContextManager[None]:
         """A context in which the parameters hold the agreed weights; with one worker, its own."""

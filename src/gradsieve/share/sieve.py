@@ -6,6 +6,7 @@ from the value they last agreed on. Gradients are not exchanged.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve import ops
-from gradsieve._check import BadInput, one_of
+from gradsieve._check import BadInput, dict_of, one_of, path_of
 from gradsieve.regrouping import Regrouped
 from gradsieve.share.average import average_
 from gradsieve.share.background import Background
-from gradsieve.share.broadcast import broadcast_
+from gradsieve.share.broadcast import broadcast_, start_alike_
 from gradsieve.share.driver import Driver, Outcome
 from gradsieve.share.gradients import average_gradients_
 from gradsieve.share.outcome import NonFiniteWeights, ShareReport, complaint
@@ -70,10 +71,11 @@ class ShareSieve:
         if join:
             self._regroup(joins=True)
         else:
-            world.run([broadcast_([*map(local, model.parameters()), *self._buffers()])])
+            start = [*map(local, model.parameters()), *self._buffers()]
+            world.run([start_alike_(start, replica.labels, world.rank, world.size)])
             replica.weights.agree_()
         self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
-        self._hooks.append(optimizers[-1].register_step_post_hook(self._after))
+        self._hooks.append(optimizers[-1].register_step_post_hook(lambda *called_with: self._complete()))
         if scaler is not None:
             self._watch(scaler)
 
@@ -166,7 +168,7 @@ class ShareSieve:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict()` returned on this rank, with the same world size."""
-        self._load(dict(state_dict), resized=False)
+        self._load(dict_of("state_dict", state_dict), resized=False)
 
     def _load(self, state: dict[str, Any], *, resized: bool) -> None:
         if "pending" not in state:
@@ -186,10 +188,11 @@ class ShareSieve:
             shared: False if there is no such folder: every rank then writes and reads its own part, in a folder of
                 its own below `folder`. The number of ranks must stay the same.
         """
+
         self.world.watch.together("save")
         self._settle()
-        state = ops.on_host({**self.state_dict(), "own": dict(extra or {})})
-        self.world.run([checkpoint.save(self._place(folder), state, self.replica.labels, shared=shared)])
+        build = partial(self._content, folder, lambda: {**self.state_dict(), "own": dict_of("extra", extra)})
+        self.world.run([checkpoint.save_built(build, self.replica.labels, shared=shared)])
 
     def load(self, folder: str | Path) -> dict[str, Any]:
         """Read the last checkpoint, of any world size; every rank must call it. Nothing is loaded partially.
@@ -198,8 +201,8 @@ class ShareSieve:
         all replicas start from the mean of the old ones, and rank r gets the `extra` of rank r modulo their number.
         """
         self.world.watch.together("load")
-        own = self.replica.state_dict()
-        state = self.world.run([checkpoint.load(self._place(folder), own, self.replica.labels)])[0]
+        build = partial(self._content, folder, self.replica.state_dict)
+        state = self.world.run([checkpoint.load_built(build, self.replica.labels)])[0]
         del state["extra"]
         extra: dict[str, Any] = state.pop("own")
         if resized := state.pop("resized"):
@@ -207,8 +210,9 @@ class ShareSieve:
         self._load(state, resized=resized)
         return extra
 
-    def _place(self, folder: str | Path) -> Path:
-        return Path(folder) / part_of(self.replica.labels, self.world.group)
+    def _content(self, folder: Any, state: Callable[[], dict[str, Any]]) -> checkpoint.Content:
+        place = path_of("folder", folder) / part_of(self.replica.labels, self.world.group)
+        return checkpoint.Content(place, ops.on_host(state()))
 
     def _buffers(self) -> list[Tensor]:
         return [local(buffer) for buffer in self._model.buffers()]
@@ -221,9 +225,6 @@ class ShareSieve:
         self._stepped.add(id(optimizer))
         if self.replica.dense:
             self._average_gradients(optimizer, takes_part=True)
-
-    def _after(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
-        self._complete()
 
     def _average_gradients(self, optimizer: Optimizer, *, takes_part: bool) -> None:
         mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]

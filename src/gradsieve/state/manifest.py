@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gradsieve.state.parts import CheckpointError, Facts, checksum, read_json
+from gradsieve.state.parts import CheckpointError, Facts, are_facts, checksum, read_json, refuse_link
 
 FORMAT, VERSION = "gradsieve checkpoint", 5  # 5: the manifest has a checksum
 IDENTITY = ("sparsifier", "options", "n")
@@ -36,6 +36,7 @@ def make_manifest(
 
 def read_manifest(place: Path) -> dict[str, Any]:
     """Read and verify the manifest."""
+    refuse_link(place)
     path = place / "manifest.json"
     manifest = read_json(path)
     if (manifest.get("format"), manifest.get("version")) != (FORMAT, VERSION):
@@ -45,6 +46,9 @@ def read_manifest(place: Path) -> dict[str, Any]:
     for key, kind in _FIELDS.items():
         if not isinstance(manifest.get(key), kind):
             raise CheckpointError(f"{path} must have {key}, got {manifest.get(key)!r}")
+    if not are_facts(manifest["files"]):
+        got = str(manifest["files"])[:80]
+        raise CheckpointError(f"{path} must have the size and checksum of every file, got {got}")
     if manifest["world_size"] < 1:
         raise CheckpointError(f"{path} must have a world_size of at least 1, got {manifest['world_size']}")
     return manifest

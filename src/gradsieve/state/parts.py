@@ -90,8 +90,8 @@ def tensor_name(path: str, key: Any) -> str:
 def verified(folder: Path, name: str, files: Facts) -> Path:
     """The path of a file, if it exists and its size and checksum are right."""
     path = folder / name
-    inside = path.resolve().parent == folder.resolve()
-    if name not in files or not path.is_file() or not inside:
+    refuse_link(path)
+    if name not in files or not path.is_file():
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete")
     if path.stat().st_size != files[name][0] or facts_of(path) != files[name]:
         raise CheckpointError(f"{path}: checksum mismatch, the file is corrupted")

@@ -14,8 +14,9 @@ from torch import Tensor
 from gradsieve._check import BadInput, BadType
 from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Collective, Program
 from gradsieve.comm.rounded import rounded_sum
+from gradsieve.worlds.groups import new_group
 from gradsieve.worlds.transport import Transport
-from gradsieve.worlds.waiting import Unwatched, Watch, bounded
+from gradsieve.worlds.waiting import Unwatched, Watch, bounded, seconds
 
 T = TypeVar("T")
 
@@ -61,14 +62,15 @@ class ProcessGroupWorld:
             raise RuntimeError("a process group must exist: call torch.distributed.init_process_group first")
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise BadType(f"process_group must be a torch.distributed.ProcessGroup, got {group!r}")
-        self.group, self.timeout, self.device = group, timeout, device
+        self.group, self.device = group, device
+        self.timeout = None if timeout is None else seconds(timeout)
         self.size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         if self.rank < 0:
             raise BadInput(f"this process must be a member of the group, got rank {dist.get_rank()} outside it")
         self.watch: Watch = Unwatched()
-        if timeout is not None:
-            self.group, self.watch = bounded(group, timeout)
+        if self.timeout is not None:
+            self.group, self.watch = bounded(group, self.timeout)
 
     def close(self) -> None:
         """Destroy the group that was made for this world, if it still exists."""
@@ -80,12 +82,10 @@ class ProcessGroupWorld:
         """The same workers in a group of their own, for another thread; every worker must call it."""
         if self.timeout is not None and self.watch.owns_group:  # it makes another one
             return ProcessGroupWorld(self.group, self.timeout, device=self.device)
-        ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
         backend: str = dist.get_backend(self.group)
         if backend == "undefined":  # one for each kind of device
             backend = dist.get_backend_config(self.group)
-        made = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-        return ProcessGroupWorld(made, self.timeout, device=self.device)
+        return ProcessGroupWorld(new_group(self.group, backend=backend), self.timeout, device=self.device)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Run this process's one program to its end; returns its result in a list of one."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from gradsieve._check import BadType, positive
+from gradsieve.worlds.groups import new_group
 from gradsieve.worlds.meeting import EVERY_RANK, POLL_S, Meetings, Outcome
 from gradsieve.worlds.processes import host, identity, keeps_store, state_of, within
 
@@ -106,9 +107,7 @@ def bounded(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Proce
         return group, Unwatched()
     try:
         if dist.get_backend(group) == "gloo":
-            ranks = dist.get_process_group_ranks(group)
-            limit = timedelta(seconds=timeout)
-            group = dist.new_group(ranks, timeout=limit, backend="gloo", use_local_synchronization=True)
+            group = new_group(group, timeout=timedelta(seconds=timeout), backend="gloo")
             owns = True
         store = PrefixStore(f"gradsieve/{group.group_name}", _get_default_store())
     except (AttributeError, ValueError, KeyError):  # a group that torch.distributed does not know
