@@ -17,7 +17,7 @@ from gradsieve import ops
 from gradsieve.comm.collectives import pad
 
 BALANCED = 1.25  # times the mean: while no message is longer, all are padded to the longest
-COPIED_BYTES = 1 << 16  # gloo: up to this length, a copy per worker in one collective costs less than single sends
+SHORT_BYTES = 1 << 14  # gloo: up to this many bytes, one collective costs less than sends and receives
 
 
 class Transport:
@@ -52,7 +52,7 @@ class Transport:
         if lengths is None:
             own = tensor.new_full((1,), len(tensor), dtype=torch.int64)
             lengths = self._read(self.gather(own, [1] * self.size))
-        if self.backends[tensor.device.type] == "gloo":
+        if self._by_gloo(tensor):
             return self._gather_by_gloo(tensor, lengths)
         if max(lengths) * self.size <= BALANCED * sum(lengths):
             return self._gather_padded(tensor, lengths)
@@ -67,6 +67,10 @@ class Transport:
             lengths = self._read(self.all_to_all(ops.send(splits, tensor), one, one))
         row = tensor.new_empty(1, *tensor.shape[1:]).nbytes
         received = tensor.new_empty(sum(lengths), *tensor.shape[1:])
+        rows = list(received.split(list(lengths)))
+        if self._by_gloo(tensor) and row * self.size > SHORT_BYTES:  # the same row on all ranks
+            self._swap(tensor.split(list(splits)), rows)
+            return rows
         dist.all_to_all_single(
             _raw(received),
             _raw(tensor),
@@ -74,7 +78,7 @@ class Transport:
             [split * row for split in splits],
             group=self.group,
         )
-        return list(received.split(list(lengths)))
+        return rows
 
     def broadcast(self, tensor: Tensor, root: int) -> Tensor:
         dist.broadcast(_raw(tensor), group=self.group, group_src=root)
@@ -91,22 +95,35 @@ class Transport:
 
     def _gather_by_gloo(self, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """Gather in one round: gloo's own all-gather is a ring and needs equal lengths."""
-        if tensor.nbytes <= COPIED_BYTES >= max(lengths) * tensor.new_empty(1, *tensor.shape[1:]).nbytes:
+        if max(lengths) * tensor.new_empty(1, *tensor.shape[1:]).nbytes <= SHORT_BYTES:
             copies = tensor.repeat(self.size, *[1] * (tensor.dim() - 1))
             return self.all_to_all(copies, [len(tensor)] * self.size, lengths)
         received = _rooms(tensor, lengths)
-        received[self.rank] = tensor
+        self._swap([tensor] * self.size, received)
+        return received
+
+    def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+        """Send a row to each worker and receive one from each, where both are not empty.
+
+        Receives are posted first. gloo tells the sender of each on the connection that carries this worker's rows:
+        posted behind those, it would arrive after them, and one direction would wait for the other.
+        """
+        received[self.rank].copy_(sent[self.rank])
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
-        works = [dist.isend(_raw(tensor), group=self.group, group_dst=other) for other in others if len(tensor)]
-        works += [
+        works = [
             dist.irecv(_raw(received[other]), group=self.group, group_src=other)
             for other in reversed(others)
-            if lengths[other]
+            if len(received[other])
+        ]
+        works += [
+            dist.isend(_raw(sent[other]), group=self.group, group_dst=other) for other in others if len(sent[other])
         ]
         for work in works:
             if work is not None:
                 work.wait()
-        return received
+
+    def _by_gloo(self, tensor: Tensor) -> bool:
+        return self.backends[tensor.device.type] == "gloo"
 
     def _read(self, parts: list[Tensor]) -> list[int]:
         numbers: list[int] = ops.read(torch.cat(parts))[0].tolist()
