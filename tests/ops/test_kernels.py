@@ -232,6 +232,32 @@ def test_packing_refuses() -> None:
         ops.unpack_sorted(torch.full_like(packed, 255), 2, 0, 10)
 
 
+@given(
+    workers=st.lists(
+        st.tuples(st.sets(st.integers(0, 5_000), max_size=40), st.integers(0, 2**40), st.integers(1, 2**20)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_unpack_parts(workers: list[tuple[set[int], int, int]]) -> None:
+    """Messages of several workers, one after the other."""
+    parts = [torch.tensor(sorted(places), dtype=torch.int64) + start for places, start, _ in workers]
+    spans = [(start, start + max(places, default=0) + room) for places, start, room in workers]
+    packed = [ops.pack_sorted(part, *span) for part, span in zip(parts, spans, strict=True)]
+    counts = [len(part) for part in parts]
+    assert ops.packed_lengths(counts, spans) == [len(each) for each in packed]
+    assert torch.equal(ops.unpack_parts(packed, counts, spans), torch.cat(parts))
+
+
+def test_unpack_parts_names_the_worker() -> None:
+    good, span = ops.pack_sorted(torch.tensor([1, 5]), 0, 10), (0, 10)
+    with pytest.raises(ValueError, match="packed must have 2 bytes from worker 1, got 1"):
+        ops.unpack_parts([good, good[:-1]], [2, 2], [span] * 2)
+    for wrong in (torch.zeros_like(good), torch.full_like(good, 255)):
+        with pytest.raises(ValueError, match="packed must hold 2 positions from worker 1, got another number"):
+            ops.unpack_parts([good, wrong, good], [2] * 3, [span] * 3)
+
+
 def _samples(name: str) -> list[tuple[tuple[object, ...], dict[str, object]]]:
     x = torch.tensor([1.0, -2.0, 0.5, 3.0, -0.25])
     indices = torch.tensor([0, 3])

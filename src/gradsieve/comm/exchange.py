@@ -93,9 +93,9 @@ def gather_picks(selection: Selection, step: Step) -> Program[list[Tensor]]:
         own = selection.picked.new_full((1,), len(selection.picked))
         rows = yield from all_gather("counts", own, [1] * step.world_size)
         counts = ops.read(torch.cat(rows))[0].tolist()
-    lengths = [ops.packed_bytes(count, stop - start) for count, (start, stop) in zip(counts, spans, strict=True)]
-    packed = yield from all_gather("indices", ops.pack_sorted(selection.picked, *spans[step.rank]), lengths)
-    return [ops.unpack_sorted(part, count, *span) for part, count, span in zip(packed, counts, spans, strict=True)]
+    own = ops.pack_sorted(selection.picked, *spans[step.rank])
+    packed = yield from all_gather("indices", own, ops.packed_lengths(counts, spans))
+    return list(ops.unpack_parts(packed, counts, spans).split(list(counts)))
 
 
 def reduce_at(

@@ -16,7 +16,7 @@ from gradsieve.ops import on_cpu, on_gpu, reference
 from gradsieve.ops.host import on_host, read, send
 from gradsieve.ops.on_cpu import warm_up
 from gradsieve.ops.reference import drift
-from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes
+from gradsieve.ops.schema import BIN_SHIFT, BINS, packed_bytes, packed_layout
 
 __all__ = [
     "BINS",
@@ -33,11 +33,13 @@ __all__ = [
     "on_host",
     "pack_sorted",
     "packed_bytes",
+    "packed_lengths",
     "read",
     "scatter_pieces_",
     "scatter_update_",
     "select_above",
     "send",
+    "unpack_parts",
     "unpack_sorted",
     "warm_up",
 ]
@@ -234,6 +236,28 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
         raise BadInput(f"packed must have {packed_bytes(count, stop - start)} bytes, got {packed.numel()}")
     indices: Tensor = torch.ops.gradsieve.unpack_sorted(packed, count, start, stop)
     return indices
+
+
+def packed_lengths(counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int]:
+    """The bytes of several messages of `pack_sorted`."""
+    return [sum(packed_layout(count, stop - start)[1:]) for count, (start, stop) in zip(counts, spans, strict=True)]
+
+
+def unpack_parts(packed: Sequence[Tensor], counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
+    """The positions of several messages, one after the other: on CPUs one call of a kernel, however many they are.
+
+    >>> parts = [pack_sorted(torch.tensor([3, 700]), 0, 1000), pack_sorted(torch.tensor([5]), 0, 10)]
+    >>> unpack_parts(parts, [2, 1], [(0, 1000), (0, 10)])
+    tensor([  3, 700,   5])
+    """
+    if not packed[0].is_cpu:
+        calls = zip(packed, counts, spans, strict=True)
+        return torch.cat([unpack_sorted(part, count, *span) for part, count, span in calls])
+    for worker, (length, part) in enumerate(zip(packed_lengths(counts, spans), packed, strict=True)):
+        if part.numel() != length:
+            raise BadInput(f"packed must have {length} bytes from worker {worker}, got {part.numel()}")
+    positions: Tensor = on_cpu.module("cpu_pack").unpack_parts(torch.cat(list(packed)), counts, spans)
+    return positions
 
 
 def _check_positions(name: str, x: Tensor, start: int, stop: int) -> None:

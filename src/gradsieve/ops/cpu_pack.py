@@ -1,6 +1,7 @@
 """Packed positions on CPUs: low bits side by side, high bits as a bitmap (Elias-Fano)."""
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from gradsieve._check import BadInput
 from gradsieve.ops.cpu import Array, as_array, kernel, trailing_zeros
-from gradsieve.ops.schema import low_bits, packed_parts
+from gradsieve.ops.schema import low_bits, packed_layout, packed_parts
 
 
 @kernel
@@ -53,6 +54,22 @@ def _unpack(low: Array, high: Array, start: int, bits: int, out: Array) -> int:
     return count
 
 
+@kernel
+def _unpack_parts(packed: Array, layout: Array, out: Array) -> int:
+    """Fill `out` from messages one after the other; returns the first that is corrupted, or -1.
+
+    layout: a row per message, with its count, start, low bits, and the bytes of both parts.
+    """
+    byte, first = 0, 0
+    for i in range(len(layout)):
+        count, start, bits, low, high = layout[i]
+        middle, stop = byte + low, byte + low + high
+        if _unpack(packed[byte:middle], packed[middle:stop], start, bits, out[first : first + count]) != count:
+            return i
+        byte, first = stop, first + count
+    return -1
+
+
 def pack_sorted(indices: Tensor, start: int, stop: int) -> Tensor:
     low, high = (np.zeros(length, np.uint8) for length in packed_parts(len(indices), stop - start))
     _pack(as_array(indices), start, low_bits(len(indices), stop - start), low, high)
@@ -68,7 +85,22 @@ def unpack_sorted(packed: Tensor, count: int, start: int, stop: int) -> Tensor:
     return torch.from_numpy(out)
 
 
+def unpack_parts(packed: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
+    """As `unpack_sorted`, for messages one after the other."""
+    layout = [
+        (count, start, *packed_layout(count, stop - start))
+        for count, (start, stop) in zip(counts, spans, strict=True)
+    ]
+    out = np.empty(sum(counts), np.int64)
+    wrong = _unpack_parts(as_array(packed), np.array(layout, np.int64), out)
+    if wrong >= 0:
+        raise BadInput(f"packed must hold {counts[wrong]} positions from worker {wrong}, got another number")
+    return torch.from_numpy(out)
+
+
 @functools.cache
 def warm_up() -> None:
     indices = torch.arange(2)
-    unpack_sorted(pack_sorted(indices, 0, 8), len(indices), 0, 8)
+    packed = pack_sorted(indices, 0, 8)
+    unpack_sorted(packed, len(indices), 0, 8)
+    unpack_parts(packed, [len(indices)], [(0, 8)])

@@ -4,6 +4,7 @@ Torch's dispatcher chooses the code: `cpu.py` (Numba) for tensors on a CPU, `gpu
 `reference.py` on all other devices.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,12 @@ def packed_parts(count: int, size: int) -> tuple[int, int]:
         return 0, 0
     bits = low_bits(count, size)
     return -(-count * bits // 8), -(-(count + ((size - 1) >> bits)) // 8)
+
+
+@functools.lru_cache(maxsize=1 << 12)  # all virtual workers ask for the same ones
+def packed_layout(count: int, size: int) -> tuple[int, int, int]:
+    """Low bits of a position, and the bytes of both parts, for sizes that are known."""
+    return low_bits(count, size), *packed_parts(count, size)
 
 
 def packed_bytes(count: int, size: int) -> int:

@@ -72,13 +72,12 @@ class Histograms:
 
     def __init__(self, rows: Tensor, dtype: torch.dtype = torch.int32) -> None:
         heads, bins = rows.tensor_split([_START_BYTES], 1)
-        starts: list[int] = _as(heads, torch.int16).flatten().tolist()
-        self.healthy = UNHEALTHY not in starts
+        starts = _as(heads, torch.int16).long()
+        self.first = int(starts.min())
+        self.healthy = not bool((starts == UNHEALTHY).any())
         seen = _as(bins, dtype).long()
-        self.first = min(starts)
-        self.counts = torch.zeros(len(starts), max(starts) - self.first + seen.shape[1], dtype=torch.int64)
-        for i, start in enumerate(starts):
-            self.counts[i, start - self.first :][: seen.shape[1]] = seen[i]
+        places = starts - self.first + torch.arange(seen.shape[1])
+        self.counts = seen.new_zeros(len(rows), int(places[:, -1].max()) + 1).scatter_(1, places, seen)
         self._above: list[int] = self.counts.sum(0).flip(0).cumsum(0).flip(0).tolist()
 
     @property

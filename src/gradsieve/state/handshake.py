@@ -12,10 +12,12 @@ from gradsieve.comm.step import Step
 
 def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[None]:
     """Compare the settings of all workers; raises the same error on all if they differ."""
-    text = json.dumps({"rank": rank, "world_size": world_size, **settings}, default=str)
-    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    replies = yield from all_gather("handshake", own)
-    found = [json.loads(bytes(reply.tolist())) for reply in replies]
+    text = json.dumps({"world_size": world_size, **settings}, default=str)
+    own = torch.frombuffer(bytearray(_message(rank, text)), dtype=torch.uint8)
+    replies = [reply.numpy().tobytes() for reply in (yield from all_gather("handshake", own))]
+    if replies == [_message(position, text) for position in range(world_size)]:
+        return
+    found = [_parsed(reply) for reply in replies]
     if len(found) != world_size:
         raise BadInput(f"world_size must be the number of workers, {len(found)}, got {world_size}")
     for position, theirs in enumerate(found):
@@ -25,6 +27,15 @@ def handshake(rank: int, world_size: int, settings: dict[str, Any]) -> Program[N
             ours, other = found[0].get(name, "none"), theirs.get(name, "none")
             if name != "rank" and ours != other:
                 raise BadInput(f"workers disagree on {name}: rank 0 has {ours}, rank {position} has {other}")
+
+
+def _message(rank: int, text: str) -> bytes:
+    return f"{rank} {text}".encode()
+
+
+def _parsed(message: bytes) -> dict[str, Any]:
+    rank, text = message.decode().split(" ", 1)
+    return {"rank": int(rank), **json.loads(text)}
 
 
 def same_count(step: Step) -> Program[None]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from gradsieve._check import BadInput, at_least
@@ -68,7 +69,8 @@ class VirtualWorld:
         if isinstance(first, AllToAll):
             return _all_to_all(calls)
         _check_lengths(calls)
-        return [[tensor.clone() for tensor in tensors] for _ in calls]
+        lengths = [len(tensor) for tensor in tensors]
+        return [list(torch.cat(tensors).split(lengths)) for _ in calls]
 
 
 def _all_to_all(calls: list[Collective]) -> list[list[Tensor]]:
