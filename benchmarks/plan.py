@@ -41,17 +41,18 @@ from gradsieve_lab.netlab.rates import parse_links, parse_rate
 
 OUT = Path(__file__).parent / "data" / "plan.csv"
 HOSTS, RATES, WIDTHS = (8, 4, 2), ("20mbit", "100mbit", "1gbit"), (1024, 512, 170)
-DENSITIES = (0.01,)
+DENSITY = 0.01
 LAYERS = 10
+GRADIENT_WAY = f"gradients {DENSITY:g}"
 GRADIENTS, FP16, POWERSGD = "shared_threshold", "fp16 hook", "PowerSGD rank 4"
 # How a case of the bench is called in a plan.
 WAYS = {
     (PLAIN, 1.0): "plain DDP",
     (FP16, 1.0): "fp16 hook",
     (POWERSGD, 1.0): "PowerSGD rank 4",
-    **{(GRADIENTS, density): f"gradients {density:g}" for density in DENSITIES},
-    **{(SHARE, density): f"weights {density:g}" for density in DENSITIES},
-    **{(LATE, density): f"weights {density:g} delay=1" for density in DENSITIES},
+    (GRADIENTS, DENSITY): GRADIENT_WAY,
+    (SHARE, DENSITY): f"weights {DENSITY:g}",
+    (LATE, DENSITY): f"weights {DENSITY:g} delay=1",
 }
 WARM_UP, FEW = 12, 2  # untimed steps, where a threshold must be found, and elsewhere
 LONG_S, VERY_LONG_S = 1.5, 10.0  # steps that take longer are not warmed up; timed in two rounds, or in one
@@ -158,7 +159,7 @@ def work(post: Post, width: int, seconds: float) -> Found:
         each.end()
     model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(LAYERS)))
     alone = _slowest_of(statistics.median(turns[""].ms))
-    planned = plan(model, step_ms=alone, densities=DENSITIES, every=[1])
+    planned = plan(model, step_ms=alone, densities=[DENSITY], every=[1], overlap=turns[GRADIENT_WAY].overlap)
     return (
         {way: each.ms for way, each in turns.items()},
         planned.link,
@@ -215,7 +216,7 @@ def again(rows: list[Row]) -> list[Row]:
         link = Link(row.bandwidth_mbit * 1e6 / 8, *times, work=row.work_ns / 1e9, half=row.half_ns / 1e9)
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
         job = Known(row.n, shapes, row.hosts, row.compute_ms / 1e3, crowding=row.crowding, local=row.local_ms / 1e3)
-        ways = {way.name: way for way in ways_of(job, densities=DENSITIES, every=[1], overlap=row.overlap)}
+        ways = {way.name: way for way in ways_of(job, densities=[DENSITY], every=[1], overlap=row.overlap)}
         way = replace(ways[row.way], overhead=row.overhead_ms / 1e3)
         found.append(replace(row, predicted_ms=way.step(link) * 1e3))
     return found

@@ -21,6 +21,7 @@ from gradsieve.virtual import virtual_reducers
 from gradsieve.worlds.virtual import VirtualWorld
 
 LARGEST, WHOLE = 1 << 21, 1 << 24  # most elements that are timed directly, with and without a sparsifier
+MOST_WORKERS = 16  # that are timed together
 WARM_UP = WITHOUT_CUT + 4  # steps before a sparsifier knows its threshold
 REPEATS = 7  # timed steps; the median is used
 _CACHES = 1 << 24  # elements that no processor's caches hold
@@ -38,21 +39,26 @@ def at_size(n: int, timed: Callable[[int], float], largest: int = LARGEST) -> fl
     return large + each * (n - largest)
 
 
-def gradients(n: int, sparsifier: str, density: float, values: str) -> float:
-    """Computing seconds per step and worker of `sparsify`: accumulate, select, update, write."""
-    training = _Training(n)
-    return at_size(n, lambda size: _gradients(size, sparsifier, density, values, training))
+def gradients(n: int, sparsifier: str, density: float, values: str, overlap: float) -> float:
+    """Computing seconds per step and worker of `sparsify`: accumulate, select, merge picks, update, write.
+
+    A step is timed with as many workers as pick the same position, on the same gradient: so each receives as many
+    picks as in training.
+    """
+    training, workers = _Training(n), min(max(round(overlap), 2), MOST_WORKERS)
+    return at_size(n, lambda size: _gradients(size, sparsifier, density, values, workers, training))
 
 
-def _gradients(n: int, sparsifier: str, density: float, values: str, training: "_Training") -> float:
-    reducers = virtual_reducers(sparsifier, density, world_size=2, measure=False, values=values)
-    sources, world = [_RandomGradients(n, rank) for rank in range(2)], VirtualWorld(2)
+def _gradients(n: int, sparsifier: str, density: float, values: str, workers: int, training: "_Training") -> float:
+    reducers = virtual_reducers(sparsifier, density, world_size=workers, measure=False, values=values)
+    source, world = _RandomGradients(n, 0), VirtualWorld(workers)
 
     def step() -> float:
-        grads = [source() for source in sources]
+        grads = [source()]
+        grads += [grads[0].clone() for _ in range(workers - 1)]
         programs = [reducer.reduce(grad, out=grad) for reducer, grad in zip(reducers, grads, strict=True)]
         training.compute()
-        return _spent(lambda: world.run(programs)) / 2
+        return _spent(lambda: world.run(programs)) / workers
 
     return _median(step, WARM_UP)
 

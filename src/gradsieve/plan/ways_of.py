@@ -67,7 +67,7 @@ def _usual(job: Job, ranks: Sequence[int]) -> list[Way]:
 def _gradients(job: Job, sparsifier: str, density: float, values: str, overlap: float) -> Way:
     picked = None if sparsifier == "exdyna" else overlap
     calls = sparse_step(job.n, density, job.workers, overlap=picked, values=values)
-    spent = job.cost(lambda: local.gradients(job.n, sparsifier, density, values))
+    spent = job.cost(lambda: local.gradients(job.n, sparsifier, density, values, min(overlap, job.workers)))
     memory = 4 * job.n + _PICK_BYTES * elements(density, job.n)
     common = (job.workers, job.compute, spent, memory, job.crowding)
     return Sieved("gradients", *common, calls, density, values=values)
