@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from gradsieve_lab.conditions import conditions
 from gradsieve_lab.launch import Post, run_workers
 from gradsieve_lab.tasks import make_task
+from gradsieve_lab.tasks._images import ImageTask
 from studies.faults.elastic_worker import WAYS, Job, train
 
 FEWEST, MOST = 2, 4  # workers
@@ -97,7 +98,8 @@ def _kill(pid: int) -> None:
 def disturbed(job: Job, events: int, chance: random.Random) -> dict[str, Any]:
     """Train under torchrun while the membership changes `events` times; the final metrics, and every event."""
     agents, found = Agents(job), []
-    moments = sorted(chance.sample(range(20, job.steps - 20), events))
+    # Training goes on while a worker starts: one that joined after the last step would find the store closed.
+    moments = sorted(chance.sample(range(20, job.steps * 3 // 5), events))
     try:
         for _ in range(MOST):
             agents.join()
@@ -168,14 +170,16 @@ def calm(job: Job, workers: int) -> dict[str, Any]:
 
 def prepare(folder: Path) -> None:
     """Write the digits to a file: workers start often, and must start fast."""
-    data = make_task("mlp").load()
-    names = ("train x", "train y", "test x", "test y")
-    save_file(dict(zip(names, (*data.train, *data.test), strict=True)), folder / "data.safetensors")
+    task = make_task("mlp")
+    assert isinstance(task, ImageTask)
+    data, names = task.load(), ("train x", "train y", "test x", "test y")
+    parts = [task.inputs(data.train), data.train[1], task.inputs(data.test), data.test[1]]
+    save_file(dict(zip(names, parts, strict=True)), folder / "data.safetensors")
 
 
 def study(
-    events: Annotated[int, typer.Option(help="Number of changes of the membership.")] = 50,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 3000,
+    events: Annotated[int, typer.Option(min=0, help="Number of changes of the membership.")] = 50,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 5000,
     way: Annotated[str, typer.Option(help="sparsify or share.")] = WAYS[0],
     seeds: Annotated[int, typer.Option(help="Undisturbed runs, with 4 and with 2 workers each.")] = 3,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 0,
@@ -188,7 +192,7 @@ def study(
             for number in range(seeds):
                 job = Job(scratch, f"calm-{workers}-{number}", way, steps, seed=number)
                 runs.append({"workers": workers, **calm(job, workers)})
-        job = Job(scratch, "disturbed", way, steps, seed=seeds, pause=0.01)
+        job = Job(scratch, "disturbed", way, steps, seed=seeds, pause=0.02)
         result = disturbed(job, events, random.Random(seed))
     seconds = [event["seconds"] for event in result["events"]]
     summary = {
