@@ -179,7 +179,7 @@ def prepare(folder: Path) -> None:
 
 def study(
     events: Annotated[int, typer.Option(min=0, help="Number of changes of the membership.")] = 50,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 5000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 3000,
     way: Annotated[str, typer.Option(help="sparsify or share.")] = WAYS[0],
     seeds: Annotated[int, typer.Option(help="Undisturbed runs, with 4 and with 2 workers each.")] = 3,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 0,
@@ -192,7 +192,7 @@ def study(
             for number in range(seeds):
                 job = Job(scratch, f"calm-{workers}-{number}", way, steps, seed=number)
                 runs.append({"workers": workers, **calm(job, workers)})
-        job = Job(scratch, "disturbed", way, steps, seed=seeds, pause=0.02)
+        job = Job(scratch, "disturbed", way, steps, seed=seeds, pause=0.1)
         result = disturbed(job, events, random.Random(seed))
     seconds = [event["seconds"] for event in result["events"]]
     summary = {
