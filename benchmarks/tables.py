@@ -8,12 +8,15 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from studies.reproduce import EXPERIMENTS
+
+from gradsieve_lab.netlab.rates import parse_rate
 
 ROOT = Path(__file__).parent.parent
 REPRODUCTION = ROOT / "benchmarks" / "reproduction"
@@ -95,14 +98,14 @@ def plan() -> str:
         return "Not measured yet: `python benchmarks/plan.py` measures the rows of this table (root, half an hour)."
     rows = read("plan")
     ways = list(dict.fromkeys(row["way"] for row in rows))
-    cells = dict[tuple[int, int, str], dict[str, str]]()
+    cells = dict[tuple[int, int, int], dict[str, str]]()
     inside: dict[str, list[bool]] = {way: [] for way in ways}
     for row in rows:
         measured, predicted = float(row["measured_ms"]), float(row["predicted_ms"])
         error = predicted / measured - 1
         inside[row["way"]].append(abs(error) <= TOLERANCE)
-        rate = round(float(row["bandwidth_mbit"]))
-        cell = cells.setdefault((int(row["n"]), -rate, row["hosts"]), {"": f"{row['links']}, {row['hosts']} hosts"})
+        place = int(row["n"]), -parse_rate(row["links"]), int(row["hosts"])
+        cell = cells.setdefault(place, {"": f"{row['links']}, {row['hosts']} hosts"})
         bold = "" if inside[row["way"]][-1] else "**"
         cell[row["way"]] = f"{_short(measured)} / {_short(predicted)}, {bold}{error:+.0%}{bold}"
     lines = [
@@ -291,6 +294,31 @@ def calls() -> str:
     return markdown(["random calls", *kinds], [[f"{found[key]:,}" for key in ("calls", *kinds)]])
 
 
+def elastic() -> str:
+    """A line a way to train: undisturbed runs, and the run whose membership changed."""
+    lines = []
+    for way in ("sparsify", "share"):
+        found = measured(f"elastic-{way}")
+        calm = {
+            workers: ", ".join(f"{run['accuracy']:.1%}" for run in found["calm"] if run["workers"] == workers)
+            for workers in (4, 2)
+        }
+        kinds = Counter(event["kind"] for event in found["disturbed"]["events"])
+        lines.append(
+            [
+                f"`{way}`",
+                calm[4],
+                calm[2],
+                f"**{found['disturbed']['accuracy']:.1%}**",
+                ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
+                f"{found['median seconds until training went on']:.0f} (at most {found['most seconds']:.0f})",
+            ]
+        )
+    heads = ["", "4 workers, undisturbed", "2 workers", "disturbed", "changes", "s until training continued"]
+    facts = measured("elastic-share")["conditions"]
+    return f"{markdown(heads, lines)}\n\n({facts['machine']}, torch {facts['torch']}, {facts['date']})"
+
+
 def ranks() -> str:
     lines = [
         [
@@ -331,6 +359,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "campaign": campaign,
         "corruption": corruption,
         "calls": calls,
+        "elastic": elastic,
         "ranks": ranks,
         "soak": soak,
     },

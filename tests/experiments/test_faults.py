@@ -1,13 +1,17 @@
 """The campaign's quick form, in part, within a minute: everything that is tried must survive."""
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from studies.faults.commands import births, outlived
 from studies.faults.corruption import EVERY, Trial, share_trial, trial
+from studies.faults.elastic import FEWEST, MOST, disturbed, prepare
+from studies.faults.elastic_worker import WAYS, Job
 
 from helpers import ROOT
 
@@ -32,6 +36,16 @@ def test_a_part_of_the_quick_campaign() -> None:
 @pytest.mark.slow
 def test_the_quick_campaign() -> None:
     assert _campaign() >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_leave_and_join_under_torchrun(way: str, tmp_path: Path) -> None:
+    prepare(tmp_path)
+    found = disturbed(Job(str(tmp_path), "disturbed", way, 400, pause=0.1), 3, random.Random(0))
+    assert len(found["events"]) == 3
+    assert all(FEWEST <= event["workers"] <= MOST for event in found["events"])
+    assert found["accuracy"] > 0.8
 
 
 def test_a_process_that_outlives_its_torchrun_is_found() -> None:

@@ -1,6 +1,6 @@
 """N workers in one process: their programs run in lock-step, without threads, and always in the same order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -38,14 +38,14 @@ class VirtualWorld:
                 program.close()
 
     def _run(self, programs: Sequence[Program[T]]) -> list[T]:
-        replies: list[Any] = [None] * self.size
+        replies: Iterable[Any] = [None] * self.size
         step = 0
         while True:
             calls: dict[int, Collective] = {}
             results: dict[int, T] = {}
-            for rank, program in enumerate(programs):
+            for rank, (program, reply) in enumerate(zip(programs, replies, strict=True)):
                 try:
-                    calls[rank] = program.send(replies[rank])
+                    calls[rank] = program.send(reply)
                 except StopIteration as stop:
                     results[rank] = stop.value
             if len(results) == self.size:
@@ -55,7 +55,8 @@ class VirtualWorld:
             replies = self._answer([calls[rank] for rank in range(self.size)])
             step += 1
 
-    def _answer(self, calls: list[Collective]) -> list[Any]:
+    def _answer(self, calls: list[Collective]) -> Iterable[Any]:
+        """A reply for each worker, which may change it. All-gathers make one when its worker is about to go on."""
         first = calls[0]
         tensors = [call.tensor for call in calls]
         if isinstance(first, AllReduce):
@@ -69,8 +70,8 @@ class VirtualWorld:
         if isinstance(first, AllToAll):
             return _all_to_all(calls)
         _check_lengths(calls)
-        lengths = [len(tensor) for tensor in tensors]
-        return [list(torch.cat(tensors).split(lengths)) for _ in calls]
+        everything, lengths = torch.cat(tensors), [len(tensor) for tensor in tensors]
+        return (list(everything.clone().split(lengths)) for _ in calls)
 
 
 def _all_to_all(calls: list[Collective]) -> list[list[Tensor]]:
