@@ -26,28 +26,27 @@ About = Callable[[Tensor], Tensor]  # computes a few numbers about positions
 
 def union(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
     """All workers' values at every position that any worker picked: grows with the workers (gradient build-up)."""
-    parts = yield from gather_picks(selection, step)
-    return (yield from reduce_at(acc, merged(torch.cat(parts), len(acc)), [len(part) for part in parts], step))
+    picks, counts = yield from gather_picks(selection, step)
+    return (yield from reduce_at(acc, merged(picks, len(acc)), counts, step))
 
 
 def disjoint(acc: Tensor, selection: Selection, step: Step, beside: About | None = None) -> Program[Sent]:
     """As `union`, if picks of different workers never overlap: nothing to sort, nothing to merge."""
-    parts = yield from gather_picks(selection, step)
-    return (yield from reduce_at(acc, torch.cat(parts), [len(part) for part in parts], step, beside))
+    picks, counts = yield from gather_picks(selection, step)
+    return (yield from reduce_at(acc, picks, counts, step, beside))
 
 
 def own_index(acc: Tensor, selection: Selection, step: Step) -> Program[Sent]:
     """Each worker sends its own picks with its own values; what others picked stays in its residual."""
-    parts = yield from gather_picks(selection, step)
-    lengths = [len(part) for part in parts]
+    picks, counts = yield from gather_picks(selection, step)
     values = ops.gather_clear_(acc, selection.picked)
     message = encode(torch.cat([values, health_flag(acc, step)]), step.wire)
     acc[selection.picked] = values - decode(message, step.wire)[:-1]
-    sizes = [message_length(length + 1, step.wire) for length in lengths]
+    sizes = [message_length(count + 1, step.wire) for count in counts]
     gathered = [decode(part, step.wire) for part in (yield from all_gather("values", message, sizes))]
-    indices, total = summed(parts, [part[:-1] for part in gathered])
+    indices, total = summed([picks], [part[:-1] for part in gathered])
     flags = torch.cat([part[-1:] for part in gathered]).float()
-    return Sent(indices, total / len(parts), lengths, is_finite(torch.cat([total, flags])))
+    return Sent(indices, total / step.world_size, counts, is_finite(torch.cat([total, flags])))
 
 
 AGGREGATIONS: dict[str, Exchange] = {"union": union, "own": own_index}
@@ -83,8 +82,8 @@ def sparse_sum(tensor: Tensor) -> Program[Tensor]:
     return torch.sparse_coo_tensor(rows.t(), values, tensor.shape).coalesce()
 
 
-def gather_picks(selection: Selection, step: Step) -> Program[list[Tensor]]:
-    """All workers' picks, in rank order; they are sent packed.
+def gather_picks(selection: Selection, step: Step) -> Program[tuple[Tensor, list[int]]]:
+    """All workers' picks, one worker's after the other's, and how many each has; they are sent packed.
 
     Known `counts` save the round in which they are exchanged; known `spans` make the packed positions shorter.
     """
@@ -95,7 +94,7 @@ def gather_picks(selection: Selection, step: Step) -> Program[list[Tensor]]:
         counts = ops.read(torch.cat(rows))[0].tolist()
     own = ops.pack_sorted(selection.picked, *spans[step.rank])
     packed = yield from all_gather("indices", own, ops.packed_lengths(counts, spans))
-    return list(ops.unpack_parts(packed, counts, spans).split(list(counts)))
+    return ops.unpack_parts(packed, counts, spans), list(counts)
 
 
 def reduce_at(

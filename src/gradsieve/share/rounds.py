@@ -3,7 +3,7 @@
 A round changes nothing: it returns what to write, which may be written at once or after the next step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from gradsieve import ops
 from gradsieve.comm.collectives import Program, all_gather, all_reduce
 from gradsieve.comm.exchange import even_shares, gather_picks, health_flag
 from gradsieve.comm.rounded import rounded_sum
-from gradsieve.comm.step import Step
+from gradsieve.comm.step import Span, Step
 from gradsieve.share.average import CHUNK
 from gradsieve.share.outcome import Agreed, NotFinite, Unread, spread_of
 from gradsieve.share.weights import Drift, Weights, Where
@@ -62,10 +62,9 @@ def _exclusive(
     selection = yield from sparsifier.select_in(state, look, hits, step, before.tensors if before else ())
     if before is not None and not selection.beside[0]:
         return (yield from say_where(weights, step, before.steps))
-    parts = yield from gather_picks(selection, step)
-    # Spans follow each other in another order than ranks: so all positions rise without being sorted.
-    where = torch.cat([parts[rank] for rank in sorted(range(step.world_size), key=lambda rank: spans[rank])])
-    found = yield from _average(weights, where, [len(part) for part in parts], look.bad < 0, step)
+    picks, counts = yield from gather_picks(selection, step)
+    where = _rising(picks, counts, spans)
+    found = yield from _average(weights, where, counts, look.bad < 0, step)
     about = sparsifier.about(step)
     beside = [] if about is None else [about(where)]
     if late is not None:
@@ -73,6 +72,12 @@ def _exclusive(
         return replace(_where_finite(found, weights), selection=selection, unread=unread)
     agreed = yield from _checked([found], weights, slice(*spans[step.rank]), step, *beside)
     return replace(found.agreed, selection=selection, **agreed) if isinstance(agreed, dict) else agreed
+
+
+def _rising(picks: Tensor, counts: list[int], spans: Sequence[Span]) -> Tensor:
+    """Spans follow each other in another order than ranks: so all positions rise without being sorted."""
+    parts = picks.split(counts)
+    return torch.cat([parts[rank] for rank in sorted(range(len(spans)), key=lambda rank: spans[rank])])
 
 
 def _whole(weights: Weights, sparsifier: Sparsifier[Any], state: State, step: Step) -> Program[Agreed | NotFinite]:

@@ -56,17 +56,18 @@ class SharedThreshold(Sparsifier[SharedThresholdState]):
 
     def select(self, state: SharedThresholdState, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         found = yield from choose(state.threshold, InVector(acc, (0, step.n)), hits, _asked(state, step))
-        parts = yield from gather_picks(found, step)
+        picks, counts = yield from gather_picks(found, step)
         if not found.healthy:
             return found
         assert isinstance(found.decision, PicksDecision)
-        counts, wanted = [len(part) for part in parts], found.decision.positions.count
-        indices, votes = torch.cat(parts).unique(return_counts=True)
+        wanted = found.decision.positions.count
+        indices, votes = picks.unique(return_counts=True)
         after = _learned(replace(state, threshold=found.plan), sum(counts), len(indices))
         if len(indices) < FEWEST * wanted:
-            further = yield from gather_picks(Selection(largest_beside(acc, indices, wanted)), step)
-            counts = [count + len(part) for count, part in zip(counts, further, strict=True)]
-            more, votes = torch.cat(further).unique(return_counts=True)
+            beside = Selection(largest_beside(acc, indices, wanted))
+            further, more_counts = yield from gather_picks(beside, step)
+            counts = [count + more for count, more in zip(counts, more_counts, strict=True)]
+            more, votes = further.unique(return_counts=True)
             more = most_voted(more, votes, wanted - len(indices), step)
             indices = torch.cat([indices, more]).sort().values
         else:
