@@ -62,7 +62,8 @@ class Link:
     def all_reduce(self, sizes: Sequence[float], workers: int, ready: Sequence[float] = ()) -> float:
         """Seconds until the backend has summed vectors of these sizes in bytes, ready at these times.
 
-        They follow each other on the wire; only the last one's latency counts.
+        They follow each other on the wire; only the last one's latency counts, if it is longer than sending it:
+        the backend sends a part of a vector while others are under way.
         """
         if workers == 1:
             return max(ready, default=0.0)
@@ -72,10 +73,11 @@ class Link:
             shapes.append((2 * math.ceil(math.log2(workers)) * hop, [2 * size for size in sizes]))
         found = []
         for latency, sent in shapes:
-            done = 0.0
+            start = done = 0.0
             for bytes_, begun in zip(sent, ready or [0.0] * len(sent), strict=True):
-                done = max(done, begun) + bytes_ / self.bandwidth
-            found.append(done + latency)
+                start = max(done, begun)
+                done = start + bytes_ / self.bandwidth
+            found.append(max(start + latency, done + hop))
         return self.wake + min(found)
 
 

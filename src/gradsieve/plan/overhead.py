@@ -23,7 +23,8 @@ from gradsieve.sparsifiers.exdyna.threshold import WITHOUT_CUT
 from gradsieve.worlds import ProcessGroupWorld
 
 SIDE, DENSITY, RANK = 32, 0.05, 4  # of the tiny model's matrix and of its exchanges
-WARM_UP, STEPS = WITHOUT_CUT + 4, 48  # steps; the median is used
+WARM_UP, STEPS = WITHOUT_CUT + 4, 60  # steps; the median is used
+RUN = 4  # steps that are timed together: with delay=1 an exchange would end while workers wait for each other
 
 
 def measure(
@@ -49,7 +50,7 @@ class _Tiny:
     values: str
 
     def seconds(self, kind: str) -> float:
-        """The median step; of each step, the slowest rank's time."""
+        """The median over runs of steps; of each run, the slowest rank's time."""
         model: nn.Module = nn.Linear(SIDE, SIDE, device=self.device)
         x = torch.ones(1, SIDE, device=self.device)
         if kind not in ("compute alone", "weights", "weights delay=1"):
@@ -57,16 +58,17 @@ class _Tiny:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         close = self._share(model, optimizer, kind) if kind.startswith("weights") else None
         found = []
-        for _ in range(WARM_UP + STEPS):
+        for _ in range((WARM_UP + STEPS) // RUN):
             dist.barrier(group=self.world.group)
             started = time.perf_counter()
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-            found.append(time.perf_counter() - started)
+            for _ in range(RUN):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            found.append((time.perf_counter() - started) / RUN)
         if close is not None:
             close()
-        slowest = torch.tensor(found[WARM_UP:], dtype=torch.float64, device=self.device)
+        slowest = torch.tensor(found[WARM_UP // RUN :], dtype=torch.float64, device=self.device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.world.group)
         return float(statistics.median(slowest.tolist()))
 
