@@ -60,12 +60,12 @@ class Votes(Sparsifier[State]):
     def select(self, state: State, acc: Tensor, hits: Tensor, step: Step) -> Program[Selection]:
         picked = largest(acc, max(1, 2 * step.k // step.world_size))
         counts = [len(picked)] * step.world_size
-        shared = yield from gather_picks(Selection(picked, counts), step)
+        shared, _ = yield from gather_picks(Selection(picked, counts), step)
         bits = torch.nn.functional.pad(acc[picked] > 0, (0, -len(picked) % 8)).view(-1, 8)
         packed = (bits * 2 ** torch.arange(8)).sum(1).to(torch.uint8)
         told = yield from all_gather("signs", packed, [len(packed)] * step.world_size)
         signs = [((part[:, None] >> torch.arange(8)) & 1).flatten()[: len(picked)] * 2 - 1 for part in told]
-        indices, places = torch.cat(shared).unique(return_inverse=True)
+        indices, places = shared.unique(return_inverse=True)
         votes = torch.zeros(len(indices), dtype=torch.int64).index_add_(0, places, torch.cat(signs).long()).abs()
         return Selection(most_voted(indices, votes, step.k, step), counts)
 
