@@ -82,6 +82,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 MLP = ("train", "mlp", "--workers", "2", "--width", "0.2", "--batch", "8")
 
 
+@pytest.mark.slow  # the lock alone is in test_hostile_records.py
 def test_two_resume_one_run(commands: Commands, tmp_path: Path) -> None:
     """One continues; the other is refused meanwhile, or finds a finished run."""
     folder, steps = tmp_path / "run", TINY.steps + 100

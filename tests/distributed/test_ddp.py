@@ -401,6 +401,7 @@ def _long(rank: int, world_size: int, steps: int) -> tuple[float, int]:
         return float((model.module(x).argmax(1) == y).float().mean()), most
 
 
+@pytest.mark.slow
 def test_200_steps_of_a_real_model(tmp_path: Path) -> None:
     for accuracy, most in run_processes(_long, 4, tmp_path, 200):
         assert accuracy > 0.9

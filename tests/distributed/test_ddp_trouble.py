@@ -144,6 +144,7 @@ def _stalls(rank: int, world_size: int) -> str:
     return "nothing happened"
 
 
+@pytest.mark.slow  # test_waiting.py stops workers as well
 def test_a_rank_that_stalls_surfaces_as_a_timeout(tmp_path: Path) -> None:
     first, second = run_processes(_stalls, 2, tmp_path)
     assert first.startswith("rank 1 did not take part: no answer after 4."), first

@@ -120,7 +120,8 @@ def test_torchs_own_hooks_are_counted(tmp_path: Path, method: str, saved: float)
     assert row.step_ms >= row.forward_ms + row.backward_ms
 
 
-@pytest.mark.parametrize("method", ["exdyna", pytest.param("dense", marks=pytest.mark.slow)])
+@pytest.mark.slow  # replicas and commands resume in make test, too
+@pytest.mark.parametrize("method", ["exdyna", "dense"])
 def test_a_run_resumes_in_other_processes(tmp_path: Path, method: str) -> None:
     settings = replace(TINY, decay="constant", warm_up=0.0).with_method(parse_method(method, 0.05))
     whole = train(settings, tmp_path / "whole")

@@ -72,6 +72,7 @@ def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.lab
+@pytest.mark.slow
 def test_bytes_are_counted_beside_the_meter(tmp_path: Path) -> None:
     words = ("compare", "mlp", "--sparsifiers", "dense,exdyna:values=bf16", "--lab-hosts", "2", "--lab-rate")
     done = run(*words, "100mbit/50mbit", *TINY, "--json", "--out", str(tmp_path / "runs"))

@@ -26,6 +26,7 @@ def test_same_data_and_model_twice(name: str) -> None:
     assert digest(make_task(name, **TINY[name], seed=1)) != first
 
 
+@pytest.mark.slow
 def test_same_in_another_process() -> None:
     script = "import torch; torch.set_num_threads(2); import tiny; print(*tiny.digests())"
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
