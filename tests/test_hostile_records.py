@@ -1,5 +1,6 @@
 """Records, labels and tables from strangers: refused in one sentence, or shown without harm."""
 
+import fcntl
 import json
 import os
 import random
@@ -131,6 +132,25 @@ def test_a_run_folder_belongs_to_one_process(tmp_path: Path) -> None:
     for _ in range(2):  # it ends with the run
         with _locked(tmp_path):
             assert try_lock(tmp_path / ".lock") is None
+
+
+def test_a_lock_that_is_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner ends between the opening and the locking of the file: two processes must not both have a lock."""
+    path, plain, removed = tmp_path / ".lock", fcntl.flock, list[int]()
+
+    def flock(descriptor: int, kind: int) -> None:
+        plain(descriptor, kind)
+        if not removed:
+            path.unlink()
+            removed.append(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    held = try_lock(path)
+    assert removed
+    assert held is not None
+    assert os.path.samestat(os.fstat(held), path.stat())
+    assert try_lock(path) is None
+    os.close(held)
 
 
 def test_scratch_folders_of_living_owners_stay(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gradsieve._check import BadInput
@@ -25,12 +26,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def try_lock(path: Path) -> int | None:
     """Lock a file until this process ends or the returned descriptor is closed; None if another process has it.
 
-    The kernel keeps the lock: it is released however the process ends, and works across PID namespaces.
+    The kernel keeps the lock: it is released however the process ends, and works across PID namespaces. Whoever had
+    it may remove the file: then another file is there by now, or none, and that one must be locked.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
         os.close(descriptor)
-        return None
-    return descriptor

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve.worlds.processes import state_of
+from gradsieve_lab._files import try_lock
 from studies.faults import warm
 from studies.faults.results import CALM, SLACK_S, Result
 
@@ -107,6 +108,8 @@ def two_commands(chance: random.Random, folder: Path) -> Result:
     _await("save", chance, first, folder, nth=chance.randrange(2, 6))
     _end(first.pid)
     first.join()
+    if not _unlocked(folder / "run"):
+        return Result(kind, False, f"{method}: a killed run keeps its folder locked")
     both = [_start(["train", "--resume", str(folder / "run"), "--json"], folder) for _ in range(2)]
     for process in both:
         process.join(STARTUP_S)
@@ -114,6 +117,17 @@ def two_commands(chance: random.Random, folder: Path) -> Result:
     problem = _resumed(method, folder)
     ok = not problem and codes in (["0", "2"], ["0", "0"])  # depends on when the second one started
     return Result(kind, ok, f"{method}: exit codes {' and '.join(codes)}, {problem or 'the same record'}")
+
+
+def _unlocked(run: Path) -> bool:
+    """Wait until the last process of a killed run has ended: until then, nobody may resume it."""
+    deadline = time.monotonic() + STARTUP_S
+    while (held := try_lock(run / ".lock")) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    os.close(held)
+    return True
 
 
 def _await(moment: str, chance: random.Random, process: Any, folder: Path, nth: int = 1) -> None:

@@ -241,7 +241,7 @@ def test_only_one_run_at_a_time_saves_to_a_folder(tmp_path: Path) -> None:
     """Otherwise one would remove what the other has just committed."""
     saved(tmp_path)
     held = lock(tmp_path)
-    with pytest.raises(CheckpointError, match="another run is saving to"):
+    with pytest.raises(CheckpointError, match="another process is saving to"):
         saved(tmp_path, step=8)
     os.close(held)
     assert [each["step"] for each in loaded(tmp_path)] == [7, 7]

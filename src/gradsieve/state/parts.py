@@ -111,7 +111,9 @@ def lock(folder: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise CheckpointError(f"another run is saving to {folder}: give each run a folder of its own") from None
+        raise CheckpointError(
+            f"another process is saving to {folder}: wait until it ends, or give each run a folder of its own"
+        ) from None
     except OSError:  # a file system without locks
         pass
     return descriptor
