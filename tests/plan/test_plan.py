@@ -231,3 +231,10 @@ def test_matrices_of_a_model() -> None:
 def test_bad_input(arguments: tuple[object, ...], options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         gradsieve.plan(*arguments, **options)  # type: ignore[arg-type]
+
+
+def test_a_ring_hides_its_latency_behind_a_long_vector() -> None:
+    link = Link(1e6, latency=0.01, message=0.0)
+    assert link.all_reduce([8.0], 4) == pytest.approx(6 * 0.01)
+    assert link.all_reduce([1e6], 4) == pytest.approx(0.01 + 1.5)
+    assert link.all_reduce([1e6, 8.0], 4) == pytest.approx(1.5 + 6 * 0.01)

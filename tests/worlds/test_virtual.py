@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradsieve import Meter, VirtualWorld, WorkersDiverged
-from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Program
+from gradsieve.comm.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Program, all_gather
 from gradsieve.comm.rounded import rounded_sum
 
 
@@ -150,3 +150,18 @@ def test_meter_by_tag() -> None:
         assert (pairs.calls, pairs.handed_bytes, pairs.ring_bytes) == (2, 40, 40)
         assert ledger.total.calls == 20
         assert ledger.total.seconds > 0
+
+
+def test_workers_may_change_what_they_gathered() -> None:
+    """Also what they sent: the others receive it as it was."""
+
+    def program(rank: int) -> Program[list[float]]:
+        own = torch.tensor([float(rank)])
+        parts = yield from all_gather("parts", own)
+        found = torch.cat(parts).tolist()
+        own.fill_(-1.0)
+        for part in parts:
+            part.fill_(-1.0)
+        return found
+
+    assert VirtualWorld(3).run([program(rank) for rank in range(3)]) == [[0.0, 1.0, 2.0]] * 3
